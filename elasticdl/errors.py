@@ -1,0 +1,84 @@
+"""Every exception ElasticDL raises on purpose.
+
+ElasticDLError
+├── UsageError      what the user asked for cannot be done; lists every problem; exit code 2
+├── JobFailed       a job started and could not finish; exit code 1
+├── DataError       a data file is missing, corrupt or truncated: names file, offset and remedy
+├── ModelError      the user's model file is wrong, or raised: carries the user's own traceback
+└── WireError       talking to another process of the job failed
+    ├── Refused         the other side said no, and says why: retrying does not help
+    └── Unreachable     no answer within the deadline
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with what the user asked for."""
+
+    where: str  # the flag, key or file, as the user wrote it: "--num_workers"
+    value: str  # what stood there; empty when nothing did
+    what: str  # what is wrong with it
+    remedy: str  # what to do
+
+    def __str__(self) -> str:
+        shown = f"{self.where}={self.value}" if self.value else self.where
+        return f"{shown}: {self.what}. {self.remedy}"
+
+
+class ElasticDLError(Exception):
+    """Base of everything ElasticDL raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(ElasticDLError):
+    """The request is wrong; every problem found is listed."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(p) for p in self.problems))
+
+
+class JobFailed(ElasticDLError):
+    """A job started and could not finish; the message is the reason."""
+
+
+class DataError(ElasticDLError):
+    """A data file cannot be read."""
+
+    def __init__(self, path: str, what: str, remedy: str, offset: int | None = None) -> None:
+        self.path, self.what, self.remedy, self.offset = path, what, remedy, offset
+        at = f" at byte {offset}" if offset is not None else ""
+        super().__init__(f"{path}{at}: {what}. {remedy}")
+
+
+class ModelError(ElasticDLError):
+    """The user's model file is wrong, or its code raised."""
+
+    def __init__(self, path: str, what: str, remedy: str = "", traceback: str = "") -> None:
+        self.path, self.what, self.remedy, self.traceback = path, what, remedy, traceback
+        parts = [f"{path}: {what}"]
+        if traceback:
+            parts.append(traceback.rstrip())
+        if remedy:
+            parts.append(remedy)
+        super().__init__("\n".join(parts))
+
+
+class WireError(ElasticDLError):
+    """Talking to another process of the job failed."""
+
+
+class Refused(WireError):
+    """The other side said no; retrying does not help."""
+
+
+class Unreachable(WireError):
+    """No answer within the deadline."""

@@ -1,0 +1,62 @@
+"""Named fault points: places where a test may kill this very process.
+
+`ELASTICDL_FAULTS="worker.after_ack@elasticdl-j-worker-0:3"` kills the replica of that name with SIGKILL the third time
+it passes the point; `*` stands for any replica; several entries are separated by commas. Each hit is first
+written to the file named by `ELASTICDL_FAULT_LOG`, so that a test can count which points were really hit.
+Without the variable a point costs one dictionary look-up.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+POINTS = (
+    "worker.between_pushes",  # one server has the batch, the next one does not
+    "worker.after_ack",  # every server has the batch, the master does not know
+    "worker.before_completion",  # the lease's last batch is committed, its completion is not reported
+    "master.after_journal",  # events are in the journal, nothing was done about them
+    "master.between_cut_phases",  # every server holds, none has pinned
+    "worker.before_manifest",  # the exported model is written, its manifest is not
+)
+
+
+class _Plan:
+    def __init__(self, text: str, replica: str) -> None:
+        self.at: dict[str, int] = {}
+        self.seen: Counter[str] = Counter()
+        for entry in filter(None, text.split(",")):
+            point, _, rest = entry.partition("@")
+            name, _, count = rest.partition(":")
+            if point not in POINTS:
+                raise ValueError(f"ELASTICDL_FAULTS: no fault point {point!r}; there are {', '.join(POINTS)}")
+            if name in ("*", replica):
+                self.at[point] = int(count or 1)
+
+
+_plan: _Plan | None = None
+
+
+def arm(replica: str) -> None:
+    """Read the plan for this replica; a process that never calls this has no fault points."""
+    global _plan
+    text = os.environ.get("ELASTICDL_FAULTS", "")
+    _plan = _Plan(text, replica) if text else None
+
+
+def point(name: str) -> None:
+    """Die here if the plan says so."""
+    if _plan is None or name not in _plan.at:
+        return
+    _plan.seen[name] += 1
+    if _plan.seen[name] != _plan.at[name]:
+        return
+    log = os.environ.get("ELASTICDL_FAULT_LOG")
+    if log:
+        with Path(log).open("a") as f:
+            f.write(name + "\n")
+            f.flush()
+            os.fsync(f.fileno())
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""What a job is: its description, its names, the parameters it asks the servers to hold."""
