@@ -1,0 +1,12 @@
+"""Where replicas run: one `Cluster` protocol, and its memory and local implementations."""
+
+from elasticdl.cluster.protocol import (
+    EXIT_OUT_OF_MEMORY,
+    Cluster,
+    Exit,
+    ReplicaPhase,
+    ReplicaRequest,
+    ReplicaStatus,
+)
+
+__all__ = ["EXIT_OUT_OF_MEMORY", "Cluster", "Exit", "ReplicaPhase", "ReplicaRequest", "ReplicaStatus"]

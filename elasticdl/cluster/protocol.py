@@ -1,0 +1,103 @@
+"""The `Cluster` protocol: how replicas are started, stopped and heard of, wherever they run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+# An exit code with which a replica says that it ran out of memory. Not 137: a shell returns that for any
+# SIGKILL of its child, and a preempted replica must not look like one that needs more memory.
+EXIT_OUT_OF_MEMORY = 86
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True)
+class ReplicaRequest:
+    """One replica that should run: its name in the job, its command and what it may use."""
+
+    name: str  # unique in the job, and the name of its log file
+    role: str
+    index: int
+    command: tuple[str, ...]
+    env: Mapping[str, str]  # laid over the environment that every replica gets
+    cpu_limit: float | None = None
+    memory_limit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"replica name {self.name!r}: letters, digits, '.', '_' and '-' only, up to 253 of them")
+        if not self.command:
+            raise ValueError(f"replica {self.name}: its command is empty")
+        if any("\0" in text for text in (*self.command, *self.env, *self.env.values())):
+            raise ValueError(f"replica {self.name}: a NUL character in its command or environment")
+        if any(not key or "=" in key for key in self.env):
+            raise ValueError(f"replica {self.name}: an environment variable without a name, or with '=' in its name")
+        if self.cpu_limit is not None and not (math.isfinite(self.cpu_limit) and self.cpu_limit > 0):
+            raise ValueError(f"replica {self.name}: cpu limit {self.cpu_limit} is not above 0")
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes <= 0:
+            raise ValueError(f"replica {self.name}: memory limit {self.memory_limit_bytes} is not above 0")
+
+
+class ReplicaPhase(StrEnum):
+    """Where a replica is in its life."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a replica ended. `code` and `signal` are both None when it never started."""
+
+    code: int | None
+    signal: int | None
+    oom: bool
+    reason: str  # in words: "exit code 1", "killed by SIGKILL", "out of memory: …"
+    last_lines: tuple[str, ...] = ()  # the end of its log
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """What is known of one replica. Each process started under a name has a uid of its own."""
+
+    name: str
+    role: str
+    index: int
+    uid: str
+    phase: ReplicaPhase
+    pid: int | None = None
+    exit: Exit | None = None
+
+
+class Cluster(Protocol):
+    """Runs the replicas of one job. All commands are idempotent by name, so that they can be repeated after a crash.
+
+    A call that gets no answer raises `Unreachable`; one that the cluster will never carry out raises `Refused`.
+    """
+
+    async def launch(self, request: ReplicaRequest) -> None:
+        """See that a replica of this name runs: nothing while one is pending or running, a new process otherwise.
+
+        A command that cannot be started is not an error here: the replica is soon gone, with the reason in its exit.
+        """
+
+    async def stop(self, name: str, grace_seconds: float) -> None:
+        """Ask the replica to end, and kill it with its process group after the grace; returns at once."""
+
+    async def kill(self, name: str) -> None:
+        """Kill the replica and its process group now."""
+
+    async def list(self) -> list[ReplicaStatus]:
+        """Every replica of the job, in the order of their first launch; gone ones too, with their last exit."""
+
+    def events(self) -> AsyncIterator[ReplicaStatus]:
+        """The status of every replica as it is now, then each change of phase; ends when the cluster is closed."""
+
+    async def close(self) -> None:
+        """Let go of the cluster. A client's replicas run on."""
