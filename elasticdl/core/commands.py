@@ -1,0 +1,144 @@
+"""What to do: the only output of the machines. Each carries the reason it was decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """Something the shell must do. Doing it twice is harmless."""
+
+
+@dataclass(frozen=True)
+class LaunchReplica(Command):
+    role: str
+    index: int
+    reason: str
+    memory_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class StopReplica(Command):
+    name: str
+    reason: str
+    grace_seconds: float
+
+
+@dataclass(frozen=True)
+class GrantLease(Command):
+    worker: str
+    shard: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RevokeLease(Command):
+    worker: str
+    shard: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class CloseLease(Command):
+    """The worker may forget this lease: it is finished, or no longer its own."""
+
+    worker: str
+    shard: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class CloseShard(Command):
+    """Every batch of the shard is committed: servers refuse it from now on."""
+
+    shard: str
+
+
+@dataclass(frozen=True)
+class CloseEpoch(Command):
+    epoch: int
+
+
+@dataclass(frozen=True)
+class TellMembers(Command):
+    """Tell one replica (or all, when empty) where the servers are."""
+
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class IdentifyRecord(Command):
+    shard: str
+    position: int
+
+
+@dataclass(frozen=True)
+class HoldServers(Command):
+    """Hold pushes once `at` batches are applied (at once, where that is past)."""
+
+    cut: int
+    at: int
+    server: str = ""  # empty: all of them
+
+
+@dataclass(frozen=True)
+class AdvanceServers(Command):
+    """Let pushes through until each shard stands at its number, then hold again."""
+
+    cut: int
+    counters: tuple[tuple[str, int], ...]
+    server: str = ""
+
+
+@dataclass(frozen=True)
+class CutServers(Command):
+    """Freeze the state of all servers as this cut."""
+
+    cut: int
+    purpose: str  # "view" or "save"
+    server: str = ""
+
+
+@dataclass(frozen=True)
+class ReleaseServers(Command):
+    """Let pushes through again."""
+
+    cut: int
+    server: str = ""
+
+
+@dataclass(frozen=True)
+class DropView(Command):
+    cut: int
+
+
+@dataclass(frozen=True)
+class PublishCheckpoint(Command):
+    """Write the manifest of a saved cut: from now on it exists."""
+
+    cut: int
+    version: int
+    counters: tuple[tuple[str, int], ...]
+    files: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class ReportMetrics(Command):
+    version: int
+    metrics: str  # JSON
+
+
+@dataclass(frozen=True)
+class Announce(Command):
+    """A decision to tell people, in the words in which it was made."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class FinishJob(Command):
+    outcome: str  # "succeeded", "stopped" or "failed"
+    reason: str

@@ -1,0 +1,137 @@
+"""A cut: one moment at which every server holds the same batches of every shard.
+
+The barrier is on the servers: all hold their pushes and report their counters. Equal: all freeze, then go on. Unequal:
+each lets through what another one already has. Where that can't come, because its worker died in between, everybody is
+released, the batch is trained by another worker, and the cut is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from elasticdl.core.commands import (
+    AdvanceServers,
+    Announce,
+    Command,
+    CutServers,
+    HoldServers,
+    ReleaseServers,
+)
+
+VIEW, SAVE = "view", "save"
+
+
+class Phase(StrEnum):
+    HOLDING = "holding"
+    ADVANCING = "advancing"
+    CUTTING = "cutting"
+    REPAIRING = "repairing"  # released; waits until the torn batches are trained
+
+
+@dataclass
+class Cut:
+    number: int
+    purpose: str
+    at: int
+    phase: Phase = Phase.HOLDING
+    held: dict[str, dict[str, int]] = field(default_factory=dict)  # server -> shard -> next batch
+    frozen: dict[str, str] = field(default_factory=dict)  # server -> detail
+    counters: dict[str, int] = field(default_factory=dict)  # what the cut contains, once all are equal
+
+
+@dataclass
+class Cuts:
+    servers: tuple[str, ...]
+    active: Cut | None = None
+    numbers: int = 0
+    failed: str = ""  # why a saved cut could not be written
+
+    def start(self, purpose: str, at: int) -> list[Command]:
+        self.numbers += 1
+        self.active = Cut(self.numbers, purpose, at)
+        return [HoldServers(self.numbers, at)]
+
+    def cancel(self) -> list[Command]:
+        """Give up the cut that is under way."""
+        cut, self.active = self.active, None
+        return [ReleaseServers(cut.number)] if cut is not None else []
+
+    def held(
+        self, server: str, number: int, counters: Mapping[str, int], leased: Collection[str]
+    ) -> list[Command]:
+        """A server reports; `counters` are those of shards that are not closed, `leased` those somebody works on."""
+        cut = self.active
+        if cut is None or cut.number != number:
+            return [ReleaseServers(number, server)]
+        if cut.phase not in (Phase.HOLDING, Phase.ADVANCING) or server not in self.servers:
+            return []
+        cut.held[server] = dict(counters)
+        if set(cut.held) != set(self.servers):
+            return []
+        return self._compare(leased)
+
+    def check(self, leased: Collection[str]) -> list[Command]:
+        """A lease ended: see whether what is missing can still come."""
+        cut = self.active
+        if cut is None or cut.phase is not Phase.ADVANCING:
+            return []
+        return self._compare(leased, again=False)
+
+    def _compare(self, leased: Collection[str], again: bool = True) -> list[Command]:
+        cut = self.active
+        assert cut is not None
+        shards = {s for counters in cut.held.values() for s in counters}
+        most = {s: max(c.get(s, 0) for c in cut.held.values()) for s in shards}
+        torn = {s for s in shards if any(c.get(s, 0) < most[s] for c in cut.held.values())}
+        if not torn:
+            cut.phase, cut.counters = Phase.CUTTING, most
+            return [CutServers(cut.number, cut.purpose)]
+        if not torn <= set(leased):
+            cut.phase, cut.counters = Phase.REPAIRING, {s: most[s] for s in torn}
+            names = ", ".join(sorted(torn))
+            return [
+                ReleaseServers(cut.number),
+                Announce(f"cut {cut.number} waits: a batch of {names} reached only some servers and is trained again"),
+            ]
+        if cut.phase is Phase.ADVANCING and not again:
+            return []
+        cut.phase = Phase.ADVANCING
+        return [AdvanceServers(cut.number, tuple(sorted(most.items())))]
+
+    def repaired(self, committed: Mapping[str, int]) -> list[Command]:
+        """Try again once every torn batch is trained; `committed` holds the open shards' next batches."""
+        cut = self.active
+        if cut is None or cut.phase is not Phase.REPAIRING:
+            return []
+        if any(s in committed and committed[s] < n for s, n in cut.counters.items()):
+            return []
+        return self.start(cut.purpose, 0)
+
+    def frozen(self, server: str, number: int, detail: str, error: str) -> Cut | None:
+        """A server froze its part; the finished cut when it was the last one."""
+        cut = self.active
+        if cut is None or cut.number != number or cut.phase is not Phase.CUTTING or server not in self.servers:
+            return None
+        cut.frozen[server] = detail
+        self.failed = self.failed or error
+        if set(cut.frozen) != set(self.servers):
+            return None
+        self.active = None
+        return cut
+
+    def joined(self, server: str) -> list[Command]:
+        """A server's stream is (back): tell it where the cut stands."""
+        cut = self.active
+        if cut is None or cut.phase is Phase.REPAIRING:
+            return [ReleaseServers(self.numbers, server)]
+        if cut.phase is Phase.CUTTING:
+            return [] if server in cut.frozen else [CutServers(cut.number, cut.purpose, server)]
+        if cut.phase is Phase.ADVANCING:
+            most: dict[str, int] = {}
+            for counters in cut.held.values():
+                for s, n in counters.items():
+                    most[s] = max(n, most.get(s, 0))
+            return [AdvanceServers(cut.number, tuple(sorted(most.items())), server)]
+        return [HoldServers(cut.number, cut.at, server)]

@@ -1,0 +1,190 @@
+"""What happened: the only input of the machines, and what the journal keeps.
+
+Every event is a frozen dataclass of plain values, so that the journal can write it as JSON and read it back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A lease as a worker sees it: what it holds, or finished and had no answer for."""
+
+    shard: str
+    attempt: int
+    next_batch: int
+    completed: bool = False
+    result: str = ""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened."""
+
+
+# What the cluster saw.
+
+
+@dataclass(frozen=True)
+class ReplicaStarted(Event):
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class ReplicaGone(Event):
+    name: str
+    uid: str
+    cause: str  # one of core.replicas.CAUSES
+    reason: str
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MasterStarted(Event):
+    """The master came (back) and listed the cluster: name and uid of each replica that is there."""
+
+    running: tuple[tuple[str, str], ...] = ()
+
+
+# What the streams said.
+
+
+@dataclass(frozen=True)
+class ReplicaJoined(Event):
+    name: str
+    incarnation: str
+    address: str = ""
+    holdings: tuple[Holding, ...] = ()
+    capacity: int = 0
+
+
+@dataclass(frozen=True)
+class ReplicaDropped(Event):
+    """The stream broke; the process may well be alive."""
+
+    name: str
+    incarnation: str
+
+
+# What workers report.
+
+
+@dataclass(frozen=True)
+class BatchesCommitted(Event):
+    """Every server acknowledged all batches below `next_batch`."""
+
+    worker: str
+    shard: str
+    attempt: int
+    next_batch: int
+    loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class ShardCompleted(Event):
+    """A shard that is not trained (evaluation, summary, export, probe) is finished."""
+
+    worker: str
+    shard: str
+    attempt: int
+    result: str = ""
+
+
+@dataclass(frozen=True)
+class BatchFailed(Event):
+    """The user's code raised in a batch; the worker lives."""
+
+    worker: str
+    shard: str
+    attempt: int
+    batch: int
+    error: str
+
+
+@dataclass(frozen=True)
+class LeaseReturned(Event):
+    """A worker gives a lease back because it is leaving or was refused by a server."""
+
+    worker: str
+    shard: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class WorkerLeaving(Event):
+    """A worker heard SIGTERM: it takes no more leases."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class RecordIdentified(Event):
+    """Which record stands at a position: the answer to `IdentifyRecord`."""
+
+    shard: str
+    position: int
+    record: int
+    name: str
+
+
+# What servers report.
+
+
+@dataclass(frozen=True)
+class ServerHeld(Event):
+    """A server holds all pushes; `counters` says the next batch it expects of each open shard."""
+
+    server: str
+    cut: int
+    counters: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class ServerCut(Event):
+    """A server pinned (or saved) its part of the cut."""
+
+    server: str
+    cut: int
+    detail: str = ""  # the file it wrote, for a saved cut
+    error: str = ""
+
+
+# What people and the clock say.
+
+
+@dataclass(frozen=True)
+class StopRequested(Event):
+    reason: str
+
+
+@dataclass(frozen=True)
+class TimePassed(Event):
+    pass
+
+
+EVENTS: dict[str, type[Event]] = {c.__name__: c for c in Event.__subclasses__()}
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {}
+
+
+def _adapter(name: str) -> TypeAdapter[Any]:
+    if name not in _ADAPTERS:
+        _ADAPTERS[name] = TypeAdapter(EVENTS[name])
+    return _ADAPTERS[name]
+
+
+def encode(event: Event) -> tuple[str, bytes]:
+    """Name and JSON of an event, as the journal keeps it."""
+    name = type(event).__name__
+    return name, _adapter(name).dump_json(event)
+
+
+def decode(name: str, body: bytes) -> Event:
+    event: Event = _adapter(name).validate_json(body)
+    return event

@@ -1,0 +1,240 @@
+"""The life of each replica: launched, running, joined, gone; who comes back, under which name, and why.
+
+Crashes have a budget and back off; preemption and loss have neither. A worker comes back under the next free index
+(`worker-2`), a server under its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from elasticdl.core.commands import Announce, Command, FinishJob, LaunchReplica, StopReplica
+from elasticdl.core.events import (
+    Event,
+    MasterStarted,
+    ReplicaDropped,
+    ReplicaGone,
+    ReplicaJoined,
+    ReplicaStarted,
+    TimePassed,
+)
+from elasticdl.job.names import replica_name
+
+PREEMPTED, CRASHED, OUT_OF_MEMORY, FINISHED = "preempted", "crashed", "out of memory", "finished"
+BLAMED = "crashed in a batch"  # the batch's records answer for it, not the worker's budget
+CAUSES = (PREEMPTED, CRASHED, OUT_OF_MEMORY, FINISHED, BLAMED)
+BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+MEMORY_GROWTH, MEMORY_RAISES = 1.5, 2
+
+
+class State(StrEnum):
+    LAUNCHED = "launched"  # asked of the cluster
+    RUNNING = "running"  # the process is there, it has not spoken yet
+    JOINED = "joined"
+    LOST_TOUCH = "lost touch"  # the stream broke, the process may live
+    STOPPING = "stopping"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How patient to be."""
+
+    crashes: int = 1  # relaunches after a crash, per slot
+    start_seconds: float = 120.0
+    reconnect_seconds: float = 30.0
+    hang_seconds: float = 300.0
+    grace_seconds: float = 10.0
+    raise_memory: bool = True
+
+
+@dataclass
+class Replica:
+    name: str
+    role: str
+    index: int
+    slot: int
+    state: State = State.LAUNCHED
+    uid: str = ""
+    incarnation: str = ""
+    address: str = ""
+    since: float = 0.0  # when the state was entered
+    detail: str = ""
+
+
+@dataclass
+class Slot:
+    """A place that wants to be filled by one replica at a time."""
+
+    role: str
+    number: int
+    replica: str = ""  # who fills it
+    crashes: int = 0
+    memory_raises: int = 0
+    due: float = 0.0  # when the next one may be launched
+    reason: str = "the job wants it"
+
+
+@dataclass
+class Replicas:
+    job: str
+    budget: Budget = field(default_factory=Budget)
+    slots: list[Slot] = field(default_factory=list)
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    next_index: dict[str, int] = field(default_factory=dict)
+    losses: int = 0  # replicas lost and replaced
+    finished: bool = False  # the job is over: nobody is replaced
+
+    @classmethod
+    def wanting(cls, job: str, wanted: dict[str, int], budget: Budget) -> Replicas:
+        slots = [Slot(role, n) for role, count in wanted.items() for n in range(count)]
+        return cls(job, budget, slots)
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        out: list[Command] = []
+        match event:
+            case MasterStarted(running):
+                self._master_started(dict(running), now, out)
+            case ReplicaStarted(name, uid):
+                self._started(name, uid, now)
+            case ReplicaGone(name, uid, cause, reason, last_lines):
+                self._gone(name, uid, cause, reason, last_lines, now, out)
+            case ReplicaJoined(name, incarnation, address):
+                r = self.replicas.get(name)
+                if r is not None and self.admits(name, incarnation):
+                    r.incarnation, r.address = incarnation, address
+                    self._enter(r, State.JOINED, now)
+            case ReplicaDropped(name, incarnation):
+                r = self.replicas.get(name)
+                if r is not None and r.state is State.JOINED and r.incarnation == incarnation:
+                    self._enter(r, State.LOST_TOUCH, now)
+            case TimePassed():
+                self._overdue(now, out)
+            case _:
+                return []
+        self._fill(now, out)
+        return out
+
+    # Questions.
+
+    def admits(self, name: str, incarnation: str) -> bool:
+        """Whether a process may speak for this replica: it is expected, and no newer process took the name."""
+        r = self.replicas.get(name)
+        if r is None or r.state in (State.STOPPING, State.GONE):
+            return False
+        return r.incarnation in ("", incarnation)
+
+    def joined(self, role: str) -> list[Replica]:
+        return [r for r in self.replicas.values() if r.role == role and r.state is State.JOINED]
+
+    def wanted(self, role: str) -> int:
+        return sum(1 for s in self.slots if s.role == role)
+
+    def deadline(self) -> float | None:
+        """When `TimePassed` should come next."""
+        times = [s.due for s in self.slots if not s.replica]
+        for r in self.replicas.values():
+            if r.state is State.RUNNING:
+                times.append(r.since + self.budget.start_seconds)
+            elif r.state is State.LOST_TOUCH:
+                times.append(r.since + self.budget.reconnect_seconds)
+        return min(times, default=None)
+
+    # Steps.
+
+    def _enter(self, r: Replica, state: State, now: float, detail: str = "") -> None:
+        r.state, r.since, r.detail = state, now, detail
+
+    def _started(self, name: str, uid: str, now: float) -> None:
+        r = self.replicas.get(name)
+        if r is None or r.uid == uid or r.state in (State.STOPPING, State.GONE):
+            return
+        early = r.state is State.JOINED and not r.uid  # it spoke before the cluster told us of it
+        r.uid = uid
+        if not early:
+            self._enter(r, State.RUNNING, now)
+            r.incarnation = ""
+
+    def _master_started(self, running: dict[str, str], now: float, out: list[Command]) -> None:
+        """Compare what the journal says with what is there."""
+        for r in list(self.replicas.values()):
+            if r.state is State.GONE:
+                continue
+            if r.name in running:
+                self._started(r.name, running[r.name], now)
+                if r.state is State.JOINED:
+                    self._enter(r, State.LOST_TOUCH, now, "the master came back")
+                elif r.state is State.STOPPING:
+                    out.append(StopReplica(r.name, r.detail, 0.0))
+                else:
+                    r.since = now
+            elif r.state is State.LAUNCHED:
+                out.append(self._launch(r, "it was decided before the master died"))
+            else:
+                self._gone(r.name, r.uid, PREEMPTED, "gone while the master was away", (), now, out)
+
+    def _launch(self, r: Replica, reason: str) -> LaunchReplica:
+        slot = self.slots[r.slot]
+        return LaunchReplica(r.role, r.index, reason, MEMORY_GROWTH**slot.memory_raises)
+
+    def _fill(self, now: float, out: list[Command]) -> None:
+        if self.finished:
+            return
+        for place, slot in enumerate(self.slots):
+            if slot.replica or now < slot.due:
+                continue
+            index = slot.number if slot.role == "ps" else self.next_index.get(slot.role, 0)
+            self.next_index[slot.role] = max(self.next_index.get(slot.role, 0), index + 1)
+            name = replica_name(self.job, slot.role, index)
+            self.replicas[name] = Replica(name, slot.role, index, place, since=now)
+            slot.replica = name
+            out.append(self._launch(self.replicas[name], slot.reason))
+
+    def _gone(
+        self, name: str, uid: str, cause: str, reason: str, last_lines: tuple[str, ...], now: float, out: list[Command]
+    ) -> None:
+        r = self.replicas.get(name)
+        if r is None or r.state is State.GONE or (r.uid and uid and r.uid != uid):
+            return
+        replaced = r.state is State.STOPPING
+        self._enter(r, State.GONE, now, reason)
+        if self.finished or replaced:
+            return
+        self._vacate(r, cause, reason, last_lines, now, out)
+
+    def _vacate(
+        self, r: Replica, cause: str, reason: str, last_lines: tuple[str, ...], now: float, out: list[Command]
+    ) -> None:
+        slot = self.slots[r.slot]
+        slot.replica, slot.due = "", now
+        slot.reason = f"{r.name} is gone: {reason}"
+        self.losses += 1
+        if cause == OUT_OF_MEMORY and self.budget.raise_memory and slot.memory_raises < MEMORY_RAISES:
+            slot.memory_raises += 1
+            slot.reason += f"; it comes back with {MEMORY_GROWTH**slot.memory_raises:g} times the memory"
+        elif cause not in (PREEMPTED, BLAMED):
+            slot.crashes += 1
+            if slot.crashes > self.budget.crashes:
+                tail = "\n".join(last_lines)
+                out.append(FinishJob("failed", f"{r.name} failed {slot.crashes} times: {reason}\n{tail}".rstrip()))
+                return
+            wait = BACKOFF_SECONDS[min(slot.crashes, len(BACKOFF_SECONDS)) - 1]
+            slot.due = now + wait
+            slot.reason += f"; relaunch {slot.crashes} of {self.budget.crashes} after {wait:g} s"
+        out.append(Announce(slot.reason))
+
+    def _overdue(self, now: float, out: list[Command]) -> None:
+        for r in list(self.replicas.values()):
+            waited = now - r.since
+            if r.state is State.RUNNING and waited >= self.budget.start_seconds:
+                self.replace(r.name, CRASHED, f"did not connect within {self.budget.start_seconds:g} s", now, out)
+            elif r.state is State.LOST_TOUCH and waited >= self.budget.reconnect_seconds:
+                self.replace(r.name, PREEMPTED, f"silent for {self.budget.reconnect_seconds:g} s", now, out)
+
+    def replace(self, name: str, cause: str, reason: str, now: float, out: list[Command]) -> None:
+        """Stop a replica that is there but of no use, and fill its slot anew."""
+        r = self.replicas[name]
+        self._enter(r, State.STOPPING, now, reason)
+        out.append(StopReplica(name, reason, 0.0))
+        self._vacate(r, cause, reason, (), now, out)

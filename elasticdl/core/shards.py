@@ -1,0 +1,380 @@
+"""Record ranges and who trains them: waiting, leased, done. No record is ever dropped or handed out twice.
+
+A worker that is lost gives its lease back at the committed batch. A batch that crashes its worker is tried again;
+after `STRIKES` crashes its records are searched by halves (probes compute and push nothing) until one is to blame.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from elasticdl.core.commands import (
+    Announce,
+    CloseEpoch,
+    CloseLease,
+    CloseShard,
+    Command,
+    FinishJob,
+    GrantLease,
+    IdentifyRecord,
+    RevokeLease,
+)
+from elasticdl.core.events import (
+    BatchesCommitted,
+    BatchFailed,
+    Event,
+    Holding,
+    LeaseReturned,
+    RecordIdentified,
+    ReplicaJoined,
+    ShardCompleted,
+    WorkerLeaving,
+)
+from elasticdl.core.plan import BadRecord, EpochDone, Kind, Plan, Shard
+
+STRIKES = 2
+
+
+@dataclass(frozen=True)
+class WorkerLost(Event):
+    """A worker is gone for good; `blame` when it died of what it was computing."""
+
+    worker: str
+    reason: str
+    blame: bool = False
+
+
+@dataclass(frozen=True)
+class ShardsAdded(Event):
+    """Evaluation, summary and export shards, asked for by the other machines."""
+
+    shards: tuple[Shard, ...]
+
+
+@dataclass
+class Search:
+    """The hunt for the record of a batch that crashes workers: it is in [low, high)."""
+
+    shard: Shard
+    low: int
+    high: int
+    error: str
+    probe: int = 0  # the index of the probe that is out
+    probing: int = 0  # the probe covers [low, probing)
+    confirmed: bool = False  # the range itself was seen to crash
+
+
+@dataclass
+class Seat:
+    """A worker that may hold leases."""
+
+    capacity: int
+    leaving: bool = False
+
+
+@dataclass
+class Shards:
+    plan: Plan
+    max_bad_records: int = 0
+    seats: dict[str, Seat] = field(default_factory=dict)
+    epoch: int = 0  # the next fresh shard is (epoch, index)
+    index: int = 0
+    waiting: list[Shard] = field(default_factory=list)  # given back or added, by urgency
+    leased: dict[str, Shard] = field(default_factory=dict)
+    done: dict[int, EpochDone] = field(default_factory=dict)
+    version: int = 0  # batches committed on every server
+    searches: dict[str, Search] = field(default_factory=dict)
+    bad_records: list[BadRecord] = field(default_factory=list)
+    probes: int = 0
+    turns: int = 0
+    paused: bool = True  # until every server is there
+    draining: bool = False  # a stop was asked for: only torn batches are trained
+    results: list[tuple[Shard, str]] = field(default_factory=list)  # finished others, for the other machines
+
+    # The one mutator.
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        out: list[Command] = []
+        match event:
+            case ReplicaJoined(name, _, _, holdings, capacity):
+                self._joined(name, holdings, capacity, now, out)
+            case WorkerLost(worker, reason, blame):
+                self._lost(worker, reason, blame, out)
+            case WorkerLeaving(worker):
+                if worker in self.seats:
+                    self.seats[worker].leaving = True
+            case BatchesCommitted(worker, shard, attempt, next_batch):
+                self._committed(worker, shard, attempt, next_batch, now, out)
+            case ShardCompleted(worker, shard, attempt, result):
+                self._completed(worker, shard, attempt, result, out)
+            case BatchFailed(worker, shard, attempt, _, error):
+                held = self._held(worker, shard, attempt)
+                if held is not None:
+                    out.append(CloseLease(worker, shard, attempt))
+                    self._take_back(held, out)
+                    self._strike(held, error, out)
+            case LeaseReturned(worker, shard, attempt, _):
+                held = self._held(worker, shard, attempt)
+                if held is not None:
+                    out.append(CloseLease(worker, shard, attempt))
+                    self._take_back(held, out)
+            case ShardsAdded(shards):
+                for s in shards:
+                    insort(self.waiting, s, key=_order)
+            case RecordIdentified(shard, _, record, name):
+                self._identified(shard, record, name, out)
+            case _:
+                return []
+        self._grant(now, out)
+        return out
+
+    # Questions.
+
+    @property
+    def trained_out(self) -> bool:
+        """No training shard is left, waiting or leased."""
+        return (
+            self.plan.shard(*self._fresh()) is None
+            and not self.searches
+            and not any(s.kind is Kind.TRAIN for s in self.waiting)
+            and not any(s.kind is Kind.TRAIN for s in self.leased.values())
+        )
+
+    @property
+    def done_records(self) -> int:
+        return sum(d.records for d in self.done.values())
+
+    def open_training(self) -> list[Shard]:
+        """Training shards that were leased before and are not done: what servers keep counters for."""
+        out = [s for s in self.leased.values() if s.kind is Kind.TRAIN]
+        out += [s for s in self.waiting if s.kind is Kind.TRAIN and s.attempt]
+        out += [s.shard for s in self.searches.values()]
+        return out
+
+    def idle_since(self, worker: str) -> float | None:
+        """When a worker's leases last moved; None when it holds none."""
+        moved = [s.since for s in self.leased.values() if s.worker == worker]
+        return max(moved) if moved else None
+
+    def resume(self, now: float) -> list[Command]:
+        """Lease out what can be leased, after `paused` or `draining` changed."""
+        out: list[Command] = []
+        self._grant(now, out)
+        return out
+
+    def unanswered(self) -> list[Command]:
+        """Questions to the shell that a restart may have lost."""
+        return [IdentifyRecord(i, s.low) for i, s in self.searches.items() if s.confirmed and s.high - s.low == 1]
+
+    # Steps.
+
+    def _joined(
+        self, name: str, holdings: tuple[Holding, ...], capacity: int, now: float, out: list[Command]
+    ) -> None:
+        self.seats[name] = Seat(capacity, self.seats[name].leaving if name in self.seats else False)
+        known = {h.shard for h in holdings}
+        for h in holdings:
+            held = self._held(name, h.shard, h.attempt)
+            if held is None:
+                out.append(CloseLease(name, h.shard, h.attempt))
+            elif h.completed and held.kind is not Kind.TRAIN:
+                self._completed(name, h.shard, h.attempt, h.result, out)
+            else:
+                self._committed(name, h.shard, h.attempt, h.next_batch, now, out)
+        for s in sorted(self.leased.values(), key=lambda s: s.turn):
+            if s.worker == name and s.id not in known:
+                s.since = now
+                out.append(GrantLease(name, s.id, s.attempt, "the worker did not have its lease yet"))
+
+    def _lost(self, worker: str, reason: str, blame: bool, out: list[Command]) -> None:
+        self.seats.pop(worker, None)
+        held = sorted((s for s in self.leased.values() if s.worker == worker), key=lambda s: s.turn)
+        for place, s in enumerate(held):
+            self._take_back(s, out)
+            if blame and place == 0:  # a worker works on its leases in this order
+                self._strike(s, reason, out)
+            elif s.kind is Kind.TRAIN:
+                out.append(Announce(f"shard {s.id} goes back at batch {s.next_batch} of {s.batches}: {reason}"))
+
+    def _held(self, worker: str, shard_id: str, attempt: int) -> Shard | None:
+        s = self.leased.get(shard_id)
+        return s if s is not None and s.worker == worker and s.attempt == attempt else None
+
+    def _take_back(self, s: Shard, out: list[Command]) -> None:
+        del self.leased[s.id]
+        s.worker = ""
+        insort(self.waiting, s, key=_order)
+
+    def _committed(
+        self, worker: str, shard_id: str, attempt: int, next_batch: int, now: float, out: list[Command]
+    ) -> None:
+        s = self._held(worker, shard_id, attempt)
+        if s is None:
+            out.append(CloseLease(worker, shard_id, attempt))
+            return
+        if s.kind is Kind.TRAIN:
+            self._advance(s, next_batch)
+        if next_batch > s.next_batch or s.kind is Kind.TRAIN:
+            s.since = now
+        if s.kind is Kind.TRAIN and s.next_batch >= s.batches:
+            del self.leased[s.id]
+            out += [CloseLease(worker, shard_id, attempt), CloseShard(shard_id)]
+            if self.done[s.round].records == self.plan.epoch_records(s.round):
+                out.append(CloseEpoch(s.round))
+
+    def _advance(self, s: Shard, next_batch: int) -> None:
+        done = self.done.setdefault(s.round, EpochDone())
+        for batch in range(s.next_batch, min(next_batch, s.batches)):
+            done.batches += 1
+            done.records += self.plan.batch_records(s, batch)
+            self.version += 1
+            s.next_batch = batch + 1
+            s.strikes = 0
+
+    def _completed(self, worker: str, shard_id: str, attempt: int, result: str, out: list[Command]) -> None:
+        s = self._held(worker, shard_id, attempt)
+        out.append(CloseLease(worker, shard_id, attempt))
+        if s is None:
+            return
+        del self.leased[s.id]
+        if s.kind is Kind.PROBE:
+            self._probed(s, False, "", out)
+        else:
+            self.results.append((s, result))
+
+    # A batch that crashes workers.
+
+    def _strike(self, s: Shard, error: str, out: list[Command]) -> None:
+        if s.kind is Kind.PROBE:
+            self.waiting.remove(s)
+            self._probed(s, True, error, out)
+            return
+        s.strikes += 1
+        if s.kind is not Kind.TRAIN:
+            if s.strikes > STRIKES:
+                out.append(FinishJob("failed", f"{s.kind} failed {s.strikes} times:\n{error}"))
+            return
+        if self.version == 0 and s.next_batch == 0:
+            out.append(FinishJob("failed", f"the first batch failed:\n{error}"))
+            return
+        start = s.start + s.next_batch * self.plan.minibatch
+        out.append(
+            Announce(f"batch {s.next_batch} of shard {s.id} crashed its worker ({s.strikes} of {STRIKES} times)")
+        )
+        if s.strikes >= STRIKES:
+            self.waiting.remove(s)
+            stop = start + self.plan.batch_records(s, s.next_batch)
+            self.searches[s.id] = Search(s, start, stop, error)
+            self._probe(s.id, out)
+
+    def _probe(self, shard_id: str, out: list[Command]) -> None:
+        search = self.searches[shard_id]
+        size = search.high - search.low
+        search.probing = search.low + max(1, size // 2) if size > 1 else search.high
+        self.probes += 1
+        search.probe = self.probes
+        probe = Shard(
+            Kind.PROBE, search.shard.round, self.probes, search.low, search.probing, 1, payload=shard_id
+        )
+        insort(self.waiting, probe, key=_order)
+        out.append(
+            Announce(f"looking for the record that crashes workers in {search.high - search.low} of {shard_id}")
+        )
+
+    def _probed(self, probe: Shard, crashed: bool, error: str, out: list[Command]) -> None:
+        search = self.searches.get(probe.payload)
+        if search is None or search.probe != probe.index:
+            return
+        single = search.high - search.low == 1
+        if crashed:
+            search.high, search.confirmed, search.error = search.probing, True, error or search.error
+        elif single:
+            out.append(
+                FinishJob(
+                    "failed",
+                    f"a batch of shard {probe.payload} crashes its worker, but none of its records alone does:\n"
+                    f"{search.error}",
+                )
+            )
+            return
+        else:
+            search.low, search.confirmed = search.probing, False
+        if search.high - search.low == 1 and search.confirmed:
+            out.append(IdentifyRecord(probe.payload, search.low))
+        else:
+            self._probe(probe.payload, out)
+
+    def _identified(self, shard_id: str, record: int, name: str, out: list[Command]) -> None:
+        search = self.searches.pop(shard_id, None)
+        if search is None:
+            return
+        self.bad_records.append(BadRecord(record, name, search.error))
+        if len(self.bad_records) > self.max_bad_records:
+            out.append(
+                FinishJob(
+                    "failed",
+                    f"{name} crashes its worker, and --max_bad_records={self.max_bad_records} "
+                    f"allows no more to be set aside:\n{search.error}",
+                )
+            )
+            return
+        out.append(Announce(f"{name} crashes its worker and is set aside ({len(self.bad_records)} so far)"))
+        search.shard.strikes = 0
+        insort(self.waiting, search.shard, key=_order)
+
+    # Leasing.
+
+    def _fresh(self) -> tuple[int, int]:
+        if self.index >= self.plan.shards_per_epoch:
+            return self.epoch + 1, 0
+        return self.epoch, self.index
+
+    def _next(self) -> Shard | None:
+        """The next shard to lease: what came back or is urgent first, then the epoch's next fresh one."""
+        for place, s in enumerate(self.waiting):
+            if s.kind is not Kind.TRAIN:
+                return self.waiting.pop(place)
+            if not self.paused and (not self.draining or s.attempt):
+                return self.waiting.pop(place)
+        if self.paused or self.draining:
+            return None
+        epoch, index = self._fresh()
+        s = self.plan.shard(epoch, index)
+        if s is not None:
+            self.epoch, self.index = epoch, index + 1
+        return s
+
+    def _grant(self, now: float, out: list[Command]) -> None:
+        """Hand out shards until every seat is full, one to each worker in turn, the emptiest first."""
+        load = {w: 0 for w, seat in self.seats.items() if not seat.leaving}
+        for s in self.leased.values():
+            if s.worker in load:
+                load[s.worker] += 1
+        while True:
+            free = [(n, w) for w, n in load.items() if n < self.seats[w].capacity]
+            if not free:
+                return
+            s = self._next()
+            if s is None:
+                return
+            worker = min(free)[1]
+            load[worker] += 1
+            s.worker, s.since = worker, now
+            s.attempt += 1
+            self.turns += 1
+            s.turn = self.turns
+            self.leased[s.id] = s
+            out.append(GrantLease(worker, s.id, s.attempt, "next in the epoch" if s.attempt == 1 else "given back"))
+
+    def revoke(self, worker: str, reason: str) -> list[Command]:
+        """Take every lease of a worker that lives but must not go on."""
+        out: list[Command] = []
+        for s in [s for s in self.leased.values() if s.worker == worker]:
+            out.append(RevokeLease(worker, s.id, s.attempt, reason))
+            self._take_back(s, out)
+        return out
+
+
+def _order(s: Shard) -> tuple[int, int, int]:
+    return s.order

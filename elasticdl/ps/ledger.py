@@ -1,0 +1,160 @@
+"""Which batches a server has applied: the decision what to do with a push, without any I/O.
+
+Lower than expected: a repeat, acknowledged and not applied. Equal: applied. Higher: the sender must start again from
+the expected one. A push of a lease the server has not heard of yet waits; one of an older lease, of a closed shard or
+of an older timeline is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Verdict(Enum):
+    APPLY = "apply"
+    REPEAT = "repeat"
+    RESEND = "resend"
+    WAIT = "wait"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True)
+class Push:
+    """Who pushes which batch."""
+
+    timeline: int
+    epoch: int
+    index: int
+    attempt: int
+    batch: int
+
+    @property
+    def shard(self) -> str:
+        return f"train/{self.epoch}/{self.index}"
+
+
+@dataclass(frozen=True)
+class Ruling:
+    verdict: Verdict
+    next_batch: int = 0
+    reason: str = ""
+
+
+@dataclass
+class Entry:
+    attempt: int
+    next_batch: int
+    batches: int
+
+
+@dataclass
+class Barrier:
+    """A cut under way: pushes stop at `at` batches, except those another server already has (`limits`)."""
+
+    cut: int
+    at: int
+    limits: dict[str, int] = field(default_factory=dict)
+    reported: bool = False
+    frozen: bool = False
+
+
+@dataclass
+class Ledger:
+    timeline: int = 0
+    version: int = 0  # batches applied here
+    entries: dict[str, Entry] = field(default_factory=dict)
+    closed: dict[int, set[int]] = field(default_factory=dict)  # epoch -> shards
+    first_epoch: int = 0  # everything before it is closed
+    barrier: Barrier | None = None
+
+    def judge(self, push: Push) -> Ruling:
+        """What to do with a push; the caller applies it and then says so with `applied`."""
+        if push.timeline != self.timeline:
+            return Ruling(Verdict.REFUSE, reason=f"timeline {push.timeline} is over; it is {self.timeline} now")
+        if push.epoch < self.first_epoch or push.index in self.closed.get(push.epoch, ()):
+            return Ruling(Verdict.REFUSE, reason=f"shard {push.shard} is closed")
+        entry = self.entries.get(push.shard)
+        if entry is None or push.attempt > entry.attempt:
+            return Ruling(Verdict.WAIT, reason=f"lease {push.attempt} of {push.shard} is not known here yet")
+        if push.attempt < entry.attempt:
+            return Ruling(Verdict.REFUSE, reason=f"lease {push.attempt} of {push.shard} was revoked")
+        if push.batch < entry.next_batch:
+            return Ruling(Verdict.REPEAT, entry.next_batch)
+        if push.batch > entry.next_batch:
+            return Ruling(Verdict.RESEND, entry.next_batch)
+        if push.batch >= entry.batches:
+            return Ruling(Verdict.REFUSE, reason=f"shard {push.shard} has only {entry.batches} batches")
+        if self.holding and push.batch >= self._limit(push.shard):
+            return Ruling(Verdict.WAIT, entry.next_batch, "a cut is being made")
+        return Ruling(Verdict.APPLY, entry.next_batch)
+
+    def applied(self, push: Push) -> None:
+        self.entries[push.shard].next_batch += 1
+        self.version += 1
+        if self.barrier is not None:
+            self.barrier.reported = False
+
+    # What the master says.
+
+    def opened(self, shard: str, attempt: int, next_batch: int, batches: int) -> None:
+        entry = self.entries.get(shard)
+        if entry is None:
+            if next_batch:
+                raise ValueError(f"shard {shard} stands at batch {next_batch}, but this server never saw it")
+            self.entries[shard] = Entry(attempt, 0, batches)
+        else:
+            entry.attempt = max(entry.attempt, attempt)
+
+    def open_only(self, shards: set[str]) -> None:
+        for shard in [s for s in self.entries if s not in shards]:
+            self.close(shard)
+
+    def close(self, shard: str) -> None:
+        self.entries.pop(shard, None)
+        _, epoch, index = shard.split("/")
+        if int(epoch) >= self.first_epoch:
+            self.closed.setdefault(int(epoch), set()).add(int(index))
+
+    def close_epoch(self, epoch: int) -> None:
+        """Every shard up to this epoch is closed: one number keeps that."""
+        if any(int(s.split("/")[1]) <= epoch for s in self.entries):
+            return
+        self.first_epoch = max(self.first_epoch, epoch + 1)
+        self.closed = {e: s for e, s in self.closed.items() if e >= self.first_epoch}
+
+    def hold(self, cut: int, at: int) -> None:
+        if self.barrier is None or cut > self.barrier.cut:
+            self.barrier = Barrier(cut, at)
+        elif cut == self.barrier.cut:
+            self.barrier.reported = False
+
+    def advance(self, cut: int, limits: dict[str, int]) -> None:
+        if self.barrier is None or cut > self.barrier.cut:
+            self.barrier = Barrier(cut, 0)
+        if cut == self.barrier.cut:
+            self.barrier.limits, self.barrier.reported = limits, False
+
+    def release(self, cut: int) -> None:
+        if self.barrier is not None and cut >= self.barrier.cut:
+            self.barrier = None
+
+    # Questions.
+
+    @property
+    def holding(self) -> bool:
+        return self.barrier is not None and self.version >= self.barrier.at
+
+    def report(self) -> tuple[int, dict[str, int]] | None:
+        """The cut and the counters to report, when there is something new to say."""
+        b = self.barrier
+        if b is None or b.reported or not self.holding:
+            return None
+        if any(s in self.entries and self.entries[s].next_batch < n for s, n in b.limits.items()):
+            return None
+        b.reported = True
+        return b.cut, {s: e.next_batch for s, e in self.entries.items()}
+
+    def _limit(self, shard: str) -> int:
+        assert self.barrier is not None
+        return self.barrier.limits.get(shard, 0)

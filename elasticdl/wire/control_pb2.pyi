@@ -1,0 +1,411 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FromReplica(_message.Message):
+    __slots__ = ("hello", "progress", "completed", "failed", "returned", "leaving", "held", "frozen")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    progress: Progress
+    completed: Completed
+    failed: Failed
+    returned: Returned
+    leaving: Leaving
+    held: Held
+    frozen: Frozen
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol", "replica", "incarnation", "address", "capacity", "holdings")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    HOLDINGS_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    replica: str
+    incarnation: str
+    address: str
+    capacity: int
+    holdings: _containers.RepeatedCompositeFieldContainer[Holding]
+    def __init__(self, protocol: _Optional[int] = ..., replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., capacity: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ...) -> None: ...
+
+class Holding(_message.Message):
+    __slots__ = ("shard", "attempt", "next_batch", "completed", "result")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    shard: str
+    attempt: int
+    next_batch: int
+    completed: bool
+    result: str
+    def __init__(self, shard: _Optional[str] = ..., attempt: _Optional[int] = ..., next_batch: _Optional[int] = ..., completed: bool = ..., result: _Optional[str] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("shard", "attempt", "next_batch", "loss")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    shard: str
+    attempt: int
+    next_batch: int
+    loss: float
+    def __init__(self, shard: _Optional[str] = ..., attempt: _Optional[int] = ..., next_batch: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class Completed(_message.Message):
+    __slots__ = ("shard", "attempt", "result")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    shard: str
+    attempt: int
+    result: str
+    def __init__(self, shard: _Optional[str] = ..., attempt: _Optional[int] = ..., result: _Optional[str] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("shard", "attempt", "batch", "error")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    shard: str
+    attempt: int
+    batch: int
+    error: str
+    def __init__(self, shard: _Optional[str] = ..., attempt: _Optional[int] = ..., batch: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class Returned(_message.Message):
+    __slots__ = ("shard", "attempt", "reason")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    shard: str
+    attempt: int
+    reason: str
+    def __init__(self, shard: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Counter(_message.Message):
+    __slots__ = ("shard", "next_batch")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
+    shard: str
+    next_batch: int
+    def __init__(self, shard: _Optional[str] = ..., next_batch: _Optional[int] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("cut", "counters")
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    cut: int
+    counters: _containers.RepeatedCompositeFieldContainer[Counter]
+    def __init__(self, cut: _Optional[int] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ...) -> None: ...
+
+class Frozen(_message.Message):
+    __slots__ = ("cut", "detail", "error")
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    cut: int
+    detail: str
+    error: str
+    def __init__(self, cut: _Optional[int] = ..., detail: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class ToReplica(_message.Message):
+    __slots__ = ("welcome", "members", "grant", "revoke", "close", "hold", "advance", "freeze", "release", "drop_view", "shutdown", "opened", "open_shards", "close_shard", "close_epoch")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    REVOKE_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    ADVANCE_FIELD_NUMBER: _ClassVar[int]
+    FREEZE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    DROP_VIEW_FIELD_NUMBER: _ClassVar[int]
+    SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    OPEN_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_SHARD_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    members: Members
+    grant: Grant
+    revoke: Revoke
+    close: Close
+    hold: Hold
+    advance: Advance
+    freeze: Freeze
+    release: Release
+    drop_view: DropView
+    shutdown: Shutdown
+    opened: Opened
+    open_shards: OpenShards
+    close_shard: CloseShard
+    close_epoch: CloseEpoch
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., drop_view: _Optional[_Union[DropView, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., open_shards: _Optional[_Union[OpenShards, _Mapping]] = ..., close_shard: _Optional[_Union[CloseShard, _Mapping]] = ..., close_epoch: _Optional[_Union[CloseEpoch, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("master_epoch", "timeline")
+    MASTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    master_epoch: int
+    timeline: int
+    def __init__(self, master_epoch: _Optional[int] = ..., timeline: _Optional[int] = ...) -> None: ...
+
+class Members(_message.Message):
+    __slots__ = ("timeline", "servers")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    servers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, timeline: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Grant(_message.Message):
+    __slots__ = ("shard", "attempt", "kind", "round", "start", "stop", "batches", "next_batch", "payload", "bad_records")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    BAD_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    shard: str
+    attempt: int
+    kind: str
+    round: int
+    start: int
+    stop: int
+    batches: int
+    next_batch: int
+    payload: str
+    bad_records: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, shard: _Optional[str] = ..., attempt: _Optional[int] = ..., kind: _Optional[str] = ..., round: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., batches: _Optional[int] = ..., next_batch: _Optional[int] = ..., payload: _Optional[str] = ..., bad_records: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Revoke(_message.Message):
+    __slots__ = ("shard", "attempt", "reason")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    shard: str
+    attempt: int
+    reason: str
+    def __init__(self, shard: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Close(_message.Message):
+    __slots__ = ("shard", "attempt")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    shard: str
+    attempt: int
+    def __init__(self, shard: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Opened(_message.Message):
+    __slots__ = ("shard", "attempt", "next_batch", "batches")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    shard: str
+    attempt: int
+    next_batch: int
+    batches: int
+    def __init__(self, shard: _Optional[str] = ..., attempt: _Optional[int] = ..., next_batch: _Optional[int] = ..., batches: _Optional[int] = ...) -> None: ...
+
+class OpenShards(_message.Message):
+    __slots__ = ("open",)
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    open: _containers.RepeatedCompositeFieldContainer[Opened]
+    def __init__(self, open: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ...) -> None: ...
+
+class CloseShard(_message.Message):
+    __slots__ = ("shard",)
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    shard: str
+    def __init__(self, shard: _Optional[str] = ...) -> None: ...
+
+class CloseEpoch(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+
+class Hold(_message.Message):
+    __slots__ = ("cut", "at")
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    cut: int
+    at: int
+    def __init__(self, cut: _Optional[int] = ..., at: _Optional[int] = ...) -> None: ...
+
+class Advance(_message.Message):
+    __slots__ = ("cut", "counters")
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    cut: int
+    counters: _containers.RepeatedCompositeFieldContainer[Counter]
+    def __init__(self, cut: _Optional[int] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ...) -> None: ...
+
+class Freeze(_message.Message):
+    __slots__ = ("cut", "purpose", "directory")
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    cut: int
+    purpose: str
+    directory: str
+    def __init__(self, cut: _Optional[int] = ..., purpose: _Optional[str] = ..., directory: _Optional[str] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("cut",)
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    cut: int
+    def __init__(self, cut: _Optional[int] = ...) -> None: ...
+
+class DropView(_message.Message):
+    __slots__ = ("cut",)
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    cut: int
+    def __init__(self, cut: _Optional[int] = ...) -> None: ...
+
+class Shutdown(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StopRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class StopReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Status(_message.Message):
+    __slots__ = ("job", "phase", "reason", "records_done", "records_total", "epoch", "epochs", "version", "version_total", "loss", "has_loss", "records_per_second", "evaluations", "replicas", "decisions", "losses", "recovery_seconds", "bad_records", "started_at", "now", "output", "checkpoint", "master_starts", "epochs_done")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_DONE_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    HAS_LOSS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    MASTER_STARTS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_DONE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    phase: str
+    reason: str
+    records_done: int
+    records_total: int
+    epoch: int
+    epochs: int
+    version: int
+    version_total: int
+    loss: float
+    has_loss: bool
+    records_per_second: float
+    evaluations: _containers.RepeatedCompositeFieldContainer[EvaluationStatus]
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
+    decisions: _containers.RepeatedCompositeFieldContainer[Decision]
+    losses: int
+    recovery_seconds: _containers.RepeatedScalarFieldContainer[float]
+    bad_records: _containers.RepeatedScalarFieldContainer[str]
+    started_at: float
+    now: float
+    output: str
+    checkpoint: str
+    master_starts: int
+    epochs_done: _containers.RepeatedCompositeFieldContainer[EpochStatus]
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., version: _Optional[int] = ..., version_total: _Optional[int] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., records_per_second: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationStatus, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., losses: _Optional[int] = ..., recovery_seconds: _Optional[_Iterable[float]] = ..., bad_records: _Optional[_Iterable[str]] = ..., started_at: _Optional[float] = ..., now: _Optional[float] = ..., output: _Optional[str] = ..., checkpoint: _Optional[str] = ..., master_starts: _Optional[int] = ..., epochs_done: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ...) -> None: ...
+
+class EpochStatus(_message.Message):
+    __slots__ = ("epoch", "records", "batches")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    records: int
+    batches: int
+    def __init__(self, epoch: _Optional[int] = ..., records: _Optional[int] = ..., batches: _Optional[int] = ...) -> None: ...
+
+class EvaluationStatus(_message.Message):
+    __slots__ = ("version", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, version: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class ReplicaStatus(_message.Message):
+    __slots__ = ("name", "role", "state", "detail", "since", "leases")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: str
+    state: str
+    detail: str
+    since: float
+    leases: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., since: _Optional[float] = ..., leases: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("at", "text")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    text: str
+    def __init__(self, at: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,146 @@
+"""A worker's side of the control stream, without any I/O: what it holds, what it owes the master an answer for.
+
+Nothing is lost with a broken stream: the next Hello says all of it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elasticdl.wire import control_pb2 as pb
+
+PROTOCOL = 1
+
+
+@dataclass
+class Work:
+    """A lease this worker holds."""
+
+    shard: str
+    attempt: int
+    kind: str
+    round: int
+    start: int
+    stop: int
+    batches: int
+    next_batch: int
+    payload: str
+    bad_records: tuple[int, ...] = ()
+
+    @property
+    def index(self) -> int:
+        return int(self.shard.rsplit("/", 1)[1])
+
+
+@dataclass
+class Session:
+    replica: str
+    incarnation: str
+    capacity: int
+    queue: dict[str, Work] = field(default_factory=dict)  # in the order granted
+    finished: dict[str, pb.Holding] = field(default_factory=dict)  # without an answer yet
+    servers: tuple[str, ...] = ()
+    timeline: int = 0
+    master_epoch: int = 0
+    shutdown: str = ""
+    leaving: bool = False
+
+    def hello(self) -> pb.FromReplica:
+        holdings = [
+            pb.Holding(shard=w.shard, attempt=w.attempt, next_batch=w.next_batch) for w in self.queue.values()
+        ]
+        holdings += self.finished.values()
+        hello = pb.Hello(
+            protocol=PROTOCOL,
+            replica=self.replica,
+            incarnation=self.incarnation,
+            capacity=0 if self.leaving else self.capacity,
+            holdings=holdings,
+        )
+        return pb.FromReplica(hello=hello)
+
+    def receive(self, message: pb.ToReplica) -> None:
+        kind = message.WhichOneof("body")
+        if kind == "welcome":
+            self.master_epoch, self.timeline = message.welcome.master_epoch, message.welcome.timeline
+        elif kind == "members":
+            self.servers, self.timeline = tuple(message.members.servers), message.members.timeline
+        elif kind == "grant":
+            self._granted(message.grant)
+        elif kind == "revoke":
+            self._drop(message.revoke.shard, message.revoke.attempt)
+        elif kind == "close":
+            self._drop(message.close.shard, message.close.attempt)
+        elif kind == "shutdown":
+            self.shutdown = message.shutdown.reason or "the job is over"
+
+    def _granted(self, g: pb.Grant) -> None:
+        held = self.queue.get(g.shard)
+        done = self.finished.get(g.shard)
+        if (held is not None and held.attempt >= g.attempt) or (done is not None and done.attempt >= g.attempt):
+            return  # said twice
+        self.finished.pop(g.shard, None)
+        self.queue.pop(g.shard, None)
+        self.queue[g.shard] = Work(
+            g.shard, g.attempt, g.kind, g.round, g.start, g.stop, g.batches, g.next_batch, g.payload,
+            tuple(g.bad_records),
+        )  # fmt: skip
+
+    def _drop(self, shard: str, attempt: int) -> None:
+        held = self.queue.get(shard)
+        if held is not None and held.attempt <= attempt:
+            del self.queue[shard]
+        done = self.finished.get(shard)
+        if done is not None and done.attempt <= attempt:
+            del self.finished[shard]
+
+    # What the worker does.
+
+    def current(self) -> Work | None:
+        """The lease to work on: the oldest one."""
+        return next(iter(self.queue.values()), None)
+
+    def holds(self, work: Work) -> bool:
+        held = self.queue.get(work.shard)
+        return held is not None and held.attempt == work.attempt
+
+    def committed(self, work: Work, next_batch: int, loss: float) -> pb.FromReplica:
+        """Every server has the batches below `next_batch`."""
+        if self.holds(work):
+            work.next_batch = next_batch
+            if next_batch >= work.batches:
+                self._finish(work, pb.Holding(shard=work.shard, attempt=work.attempt, next_batch=next_batch))
+        progress = pb.Progress(shard=work.shard, attempt=work.attempt, next_batch=next_batch, loss=loss)
+        return pb.FromReplica(progress=progress)
+
+    def completed(self, work: Work, result: str) -> pb.FromReplica:
+        if self.holds(work):
+            self._finish(
+                work,
+                pb.Holding(
+                    shard=work.shard, attempt=work.attempt, next_batch=work.batches, completed=True, result=result
+                ),
+            )
+        return pb.FromReplica(completed=pb.Completed(shard=work.shard, attempt=work.attempt, result=result))
+
+    def failed(self, work: Work, error: str) -> pb.FromReplica:
+        """The user's code raised; the lease goes back. Lost with the stream it is said again by trying again."""
+        self._drop(work.shard, work.attempt)
+        failed = pb.Failed(shard=work.shard, attempt=work.attempt, batch=work.next_batch, error=error)
+        return pb.FromReplica(failed=failed)
+
+    def returned(self, work: Work, reason: str) -> pb.FromReplica:
+        self._drop(work.shard, work.attempt)
+        return pb.FromReplica(returned=pb.Returned(shard=work.shard, attempt=work.attempt, reason=reason))
+
+    def leave(self) -> list[pb.FromReplica]:
+        """SIGTERM came: give everything back but what is being worked on."""
+        self.leaving = True
+        current = self.current()
+        out = [pb.FromReplica(leaving=pb.Leaving())]
+        out += [self.returned(w, "the worker is leaving") for w in list(self.queue.values()) if w is not current]
+        return out
+
+    def _finish(self, work: Work, holding: pb.Holding) -> None:
+        del self.queue[work.shard]
+        self.finished[work.shard] = holding
