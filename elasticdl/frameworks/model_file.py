@@ -1,0 +1,308 @@
+"""The user's model file: found, imported, its symbols checked, its model built."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from elasticdl.errors import ModelError, Problem, UsageError
+from elasticdl.frameworks.tracebacks import user_code
+from elasticdl.frameworks.trainable import Arrays, Trainable
+
+Parameter = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """Which model file, and what its symbols are called. The fields are the flags of the same names."""
+
+    model_zoo: str
+    model_def: str
+    feed: str = "feed"
+    loss: str = "loss"
+    optimizer: str = "optimizer"
+    eval_metrics_fn: str = "eval_metrics_fn"
+    callbacks: str = "callbacks"
+    custom_data_reader: str = "custom_data_reader"
+    prediction_outputs_processor: str = "PredictionOutputsProcessor"
+    params: Mapping[str, Parameter] = field(default_factory=dict)  # offered to custom_model by name (--aux_params)
+
+    @classmethod
+    def of(cls, job: Any) -> ModelRequest:
+        """From anything with fields of these names; `aux_params` ("k=v; k=v" or a mapping) become `params`."""
+        values = {f.name: getattr(job, f.name) for f in fields(cls) if f.name != "params" and hasattr(job, f.name)}
+        given = getattr(job, "aux_params", None) or {}
+        params = parse_params(given) if isinstance(given, str) else dict(given)
+        return cls(**{k: v for k, v in values.items() if v is not None}, params=params)
+
+
+def parse_params(text: str) -> dict[str, Parameter]:
+    """`"layers=2; rate=0.5; wide=true"` as values; what is no number and no boolean stays text."""
+    found: dict[str, Parameter] = {}
+    for entry in filter(None, (e.strip() for e in text.replace(",", ";").split(";"))):
+        key, _, value = (part.strip() for part in entry.partition("="))
+        found[key] = _parse_value(value)
+    return found
+
+
+def _parse_value(text: str) -> Parameter:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a model definition is: the file, the module name it gets, the symbol that builds the model."""
+
+    file: Path
+    module: str
+    symbol: str
+
+
+def locate(request: ModelRequest) -> Location:
+    """Find the model file without importing anything; a UsageError lists the nearest names.
+
+    `a.b.custom_model` is the symbol `custom_model` of DIR/a/b.py. Where that file is missing, the only `b.py` anywhere
+    under DIR serves, so that `b.b.custom_model`, as older command lines have it, finds DIR/a/b.py too.
+    """
+    zoo = Path(request.model_zoo)
+    if not zoo.is_dir():
+        raise UsageError([Problem("--model_zoo", request.model_zoo, "no such directory", "Give the model zoo's path.")])
+    *modules, symbol = request.model_def.split(".")
+    if not modules or not all(part.isidentifier() for part in (*modules, symbol)):
+        remedy = "Write it as folder.file.function, like mnist.mnist_functional_api.custom_model."
+        raise UsageError([Problem("--model_def", request.model_def, "not a dotted name", remedy)])
+    exact = zoo.joinpath(*modules).with_suffix(".py")
+    if exact.is_file():
+        return Location(exact, ".".join(modules), symbol)
+    everywhere = sorted(
+        p for p in zoo.rglob("*.py") if not any(part.startswith(".") for part in p.relative_to(zoo).parts)
+    )
+    same_name = [p for p in everywhere if p.stem == modules[-1]]
+    if len(same_name) == 1:
+        return Location(same_name[0], _dotted(same_name[0], zoo), symbol)
+    known = [_dotted(p, zoo) for p in (same_name or everywhere) if p.stem != "__init__"]
+    nearest = difflib.get_close_matches(".".join(modules), known, n=3, cutoff=0.4) or known[:3]
+    remedy = f"Nearest: {', '.join(f'{name}.{symbol}' for name in nearest)}." if nearest else "The zoo has no .py file."
+    raise UsageError([Problem("--model_def", request.model_def, f"no file {exact}", remedy)])
+
+
+def _dotted(path: Path, zoo: Path) -> str:
+    return ".".join(path.relative_to(zoo).with_suffix("").parts)
+
+
+class ModelFile:
+    """An imported model file. Calls into it go through `running`, so that its errors carry the user's traceback."""
+
+    def __init__(self, request: ModelRequest) -> None:
+        self.request = request
+        self.location = locate(request)
+        self.path = str(self.location.file)
+        self._zoo = Path(request.model_zoo).resolve()
+        # Read by Keras when it is first imported, which the user's file may do.
+        os.environ.setdefault("KERAS_BACKEND", "torch")
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        if str(self._zoo) not in sys.path:
+            sys.path.insert(0, str(self._zoo))
+        with self.running("importing it"):
+            self._module = _import_file(self.location.module, self.location.file)
+        self.custom_model = self._function(self.location.symbol, "--model_def", 0)
+        self.loss = self._function(request.loss, "--loss", 2)
+        self.optimizer = self._function(request.optimizer, "--optimizer", 0, 1)
+        self._feed = self._function(request.feed, "--feed", 3)
+        self._metrics = self._optional(request.eval_metrics_fn, "eval_metrics_fn", "--eval_metrics_fn")
+        self.custom_data_reader = self._optional(
+            request.custom_data_reader, "custom_data_reader", "--custom_data_reader"
+        )
+        self.prediction_outputs_processor = self._optional(
+            request.prediction_outputs_processor, "PredictionOutputsProcessor", "--prediction_outputs_processor"
+        )
+        self._refuse_callbacks()
+
+    def running(self, doing: str) -> AbstractContextManager[None]:
+        """What the user's code raises inside becomes a ModelError."""
+        return user_code(self.path, [self._zoo], doing)
+
+    def build(self) -> Any:
+        """Call `custom_model`, with those of the parameters that it takes."""
+        accepted = inspect.signature(self.custom_model).parameters.values()
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted)
+        names = {p.name for p in accepted}
+        params = {k: v for k, v in self.request.params.items() if takes_any or k in names}
+        with self.running(f"calling {self.location.symbol}"):
+            return self.custom_model(**params)
+
+    def feed(self, records: list[Any], mode: str, metadata: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+        """Features and labels of these records; labels are None in prediction mode."""
+        with self.running(f"calling {self.request.feed}"):
+            fed = self._feed(records, mode, metadata)
+        if mode == "prediction":
+            return fed, None
+        if not (isinstance(fed, tuple) and len(fed) == 2):
+            got = f"a tuple of {len(fed)}" if isinstance(fed, tuple) else type(fed).__name__
+            raise ModelError(
+                self.path, f"{self.request.feed} returned {got} in {mode} mode", "Return (features, labels)."
+            )
+        return fed
+
+    def metrics(self) -> dict[str, Any]:
+        """What `eval_metrics_fn` returns: names to functions or Keras metrics; empty when there is none."""
+        if self._metrics is None:
+            return {}
+        with self.running(f"calling {self.request.eval_metrics_fn}"):
+            found = self._metrics()
+        if not isinstance(found, Mapping) or not all(isinstance(k, str) and callable(v) for k, v in found.items()):
+            raise ModelError(
+                self.path,
+                f"{self.request.eval_metrics_fn} did not return a dict of metrics",
+                'Return {"name": function(labels, predictions) or a keras.metrics.Metric}.',
+            )
+        return dict(found)
+
+    def reference(self) -> dict[str, Any]:
+        """What an exported model says about the code it came from."""
+        loaded = {n: sys.modules.get(n) for n in ("torch", "keras", "jax", "tensorflow", "numpy")}
+        return {
+            "module": self.location.module,
+            "symbol": self.location.symbol,
+            "params": dict(self.request.params),
+            "sha256": hashlib.sha256(self.location.file.read_bytes()).hexdigest(),
+            "versions": {n: str(getattr(m, "__version__", "")) for n, m in loaded.items() if m is not None},
+        }
+
+    def _refuse_callbacks(self) -> None:
+        callbacks = self._optional(self.request.callbacks, "callbacks", "--callbacks")
+        if callbacks is None:
+            return
+        with self.running(f"calling {self.request.callbacks}"):
+            found = callbacks()
+        if found:
+            names = ", ".join(type(c).__name__ for c in found)
+            raise ModelError(self.path, f"callbacks are not supported yet: {names}", "Return an empty list.")
+
+    def _optional(self, name: str, default: str, flag: str) -> Any:
+        """The symbol, or None when the user neither named nor defined it."""
+        if name == default and not hasattr(self._module, name):
+            return None
+        return self._symbol(name, flag)
+
+    def _function(self, name: str, flag: str, *arguments: int) -> Callable[..., Any]:
+        """The symbol as a function that can be called with one of these numbers of arguments."""
+        found: Callable[..., Any] = self._symbol(name, flag)
+        if not callable(found):
+            raise ModelError(
+                self.path, f"{name} is {type(found).__name__}, not a function", f"Define {_SIGNATURES[flag]}."
+            )
+        signature = inspect.signature(found)
+        for count in arguments:
+            try:
+                signature.bind(*[None] * count)
+            except TypeError:
+                continue
+            return found
+        raise ModelError(self.path, f"{name}{signature} has the wrong arguments", f"Define {_SIGNATURES[flag]}.")
+
+    def _symbol(self, name: str, flag: str) -> Any:
+        module, path = self._module, self.path
+        *parts, symbol = name.split(".")
+        if parts:
+            module = self._other_module(parts, flag, name)
+            path = str(module.__file__)
+        if not hasattr(module, symbol):
+            names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+            near = difflib.get_close_matches(symbol, names, n=1)
+            hint = f" (it has {near[0]!r}; {flag} takes another name)" if near else ""
+            raise ModelError(path, f"it defines no {symbol!r}{hint}", f"Define {_SIGNATURES.get(flag, symbol)}.")
+        return getattr(module, symbol)
+
+    def _other_module(self, parts: list[str], flag: str, name: str) -> ModuleType:
+        """`module.symbol`: a file beside the model file, in the zoo, or an installed module."""
+        for folder in (self.location.file.parent, Path(self.request.model_zoo)):
+            file = folder.joinpath(*parts).with_suffix(".py")
+            if file.is_file():
+                with self.running(f"importing {file} for {flag}"):
+                    return _import_file(_dotted(file.resolve(), self._zoo), file)
+        try:
+            found = importlib.util.find_spec(".".join(parts))
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            what = f"no module {'.'.join(parts)!r} beside the model file, in the zoo or installed"
+            raise UsageError([Problem(flag, name, what, "Give module.symbol, or a symbol of the model file.")])
+        with self.running(f"importing {'.'.join(parts)} for {flag}"):
+            return importlib.import_module(".".join(parts))
+
+
+_SIGNATURES = {
+    "--model_def": "custom_model() that returns a Keras model or a torch.nn.Module",
+    "--loss": "loss(labels, predictions)",
+    "--optimizer": "optimizer(), or optimizer(parameters) for torch",
+    "--feed": "feed(records, mode, metadata) that returns (features, labels)",
+    "--eval_metrics_fn": "eval_metrics_fn() that returns a dict of metrics",
+}
+
+
+def _import_file(name: str, file: Path) -> ModuleType:
+    """Import exactly this file under its dotted name, whatever else has that name."""
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(file.resolve()):
+        return known
+    spec = importlib.util.spec_from_file_location(name, file.resolve())
+    assert spec is not None and spec.loader is not None  # a .py file always has a loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def load_trainable(
+    source: ModelRequest | ModelFile, seed: int, sample: Callable[[], Arrays] | None = None
+) -> Trainable:
+    """Import the model file and build its model once; names and initial values are a function of the seed.
+
+    `sample` gives the features of one batch. It is asked only for models that do not know their shapes without data.
+    """
+    code = source if isinstance(source, ModelFile) else ModelFile(source)
+    if "keras" in sys.modules:
+        from elasticdl.frameworks import keras as keras_models
+
+        keras_models.seed_everything(seed)
+    if "torch" in sys.modules:
+        from elasticdl.frameworks import torch as torch_models
+
+        torch_models.seed_everything(seed)
+    model = code.build()
+    if "keras" in sys.modules and isinstance(model, sys.modules["keras"].Model):
+        from elasticdl.frameworks import keras as keras_models
+
+        return keras_models.trainable(model, code, seed, sample)
+    if "torch" in sys.modules and isinstance(model, sys.modules["torch"].nn.Module):
+        from elasticdl.frameworks.torch import TorchTrainable
+
+        return TorchTrainable(model, code, sample)
+    raise ModelError(
+        code.path,
+        f"{code.location.symbol} returned {type(model).__name__}, which is neither a Keras model nor a torch.nn.Module",
+        "Return keras.Model(...) or a torch.nn.Module.",
+    )

@@ -1,0 +1,170 @@
+"""A plain `torch.nn.Module` as a Trainable."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from elasticdl.errors import ModelError
+from elasticdl.frameworks import export
+from elasticdl.frameworks.metrics import MeanMeasure, MetricsAccumulator
+from elasticdl.frameworks.model_file import ModelFile
+from elasticdl.frameworks.optimizers import read_optimizer
+from elasticdl.frameworks.rows import NoRows, TableLayer, answered_by
+from elasticdl.frameworks.torch_rows import FlatTensors, TorchLookup, mean_of, to_tensor
+from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, TableExport, map_arrays
+from elasticdl.job.parameters import ParametersSpec, TableSpec, VariableSpec
+
+
+def seed_everything(seed: int) -> None:
+    """Make what the model file builds a function of the seed."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+class TorchTrainable:
+    """Parameters and float buffers by their qualified names; integer buffers stay with the worker."""
+
+    def __init__(self, model: Any, code: ModelFile, sample: Callable[[], Arrays] | None = None) -> None:
+        self._model, self._code = model, code
+        self._tables = _bind_tables(model)
+        if any(isinstance(t, torch.nn.parameter.UninitializedTensorMixin) for t in _tensors(model)):
+            self._materialise(sample)
+        trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        state = _state(model, trainable)
+        for name, tensor in (trainable | state).items():
+            if tensor.dtype != torch.float32:
+                raise ModelError(
+                    code.path,
+                    f"parameter {name!r} is {tensor.dtype}; ElasticDL trains float32 parameters",
+                    "Build the model in float32 (`model.float()`).",
+                )
+        self._trainable, self._state = FlatTensors(list(trainable.values())), FlatTensors(list(state.values()))
+        self.parameters = ParametersSpec(
+            variables=tuple(
+                [VariableSpec(name=n, shape=tuple(t.shape)) for n, t in trainable.items()]
+                + [VariableSpec(name=n, shape=tuple(t.shape), trainable=False) for n, t in state.items()]
+            ),
+            tables=self._tables,
+            optimizer=read_optimizer(code, list(trainable.values())),
+        )
+        self._initial = self._trainable.read(), self._state.read()
+        self._device = next((t.device for t in _tensors(model)), torch.device("cpu"))
+
+    def initial(self) -> tuple[FloatArray, FloatArray]:
+        return self._initial[0].copy(), self._initial[1].copy()
+
+    def assign(self, trainable: FloatArray, state: FloatArray) -> None:
+        self._trainable.write(trainable)
+        self._state.write(state)
+
+    def step(self, features: Arrays, labels: Arrays, rows: RowSource) -> StepResult:
+        lookup = TorchLookup(rows, training=True)
+        self._trainable.clear_gradients()
+        with self._code.running("computing a training step"):
+            inputs, targets = self._to_tensors(features), self._to_tensors(labels)
+            self._model.train()
+            with answered_by(lookup), torch.enable_grad():
+                loss = mean_of(self._code.loss(targets, self._model(inputs)))
+                loss.backward()
+        return StepResult(loss.item(), self._trainable.read_gradients(), self._state.read(), lookup.gradients())
+
+    def predict(self, features: Arrays, rows: RowSource) -> Arrays:
+        with self._code.running("computing predictions"):
+            self._model.eval()
+            with answered_by(TorchLookup(rows, training=False)), torch.inference_mode():
+                return map_arrays(_to_numpy, self._model(self._to_tensors(features)))
+
+    def new_metrics(self) -> MetricsAccumulator:
+        metrics = {name: _TensorMeasure(function, self._code) for name, function in self._code.metrics().items()}
+        return MetricsAccumulator(metrics)
+
+    def export(self, directory: Path, rows: TableExport) -> list[str]:
+        tensors = {name: tensor.detach().cpu().numpy() for name, tensor in self._model.state_dict().items()}
+        with export.into(directory, "torch", self._code.reference()) as target:
+            for table in self._tables:
+                if table.input_dim is None:
+                    target.table(table, rows)
+                    continue
+                layer = self._model.get_submodule(table.name)
+                tensors[f"{table.name}.weight"] = layer.plain_weights(export.all_rows(table, rows))
+            target.tensors("model.safetensors", tensors)
+            target.readme(_README.format(layers=_layers_text(self._model, self._tables), **self._code.reference()))
+        return target.names
+
+    def _to_tensors(self, arrays: Arrays) -> Any:
+        return map_arrays(lambda a: to_tensor(a).to(self._device), arrays)
+
+    def _materialise(self, sample: Callable[[], Arrays] | None) -> None:
+        """Lazy modules learn their shapes from a first batch."""
+        if sample is None:
+            raise ModelError(
+                self._code.path,
+                "the model has lazy modules, whose shapes are known only when data is seen",
+                "Give the modules their input sizes.",
+            )
+        lookup = TorchLookup(NoRows(self._tables), training=False)
+        with self._code.running("building the model on a first batch"), answered_by(lookup), torch.no_grad():
+            self._model.eval()
+            self._model(map_arrays(to_tensor, sample()))
+
+
+class _TensorMeasure(MeanMeasure):
+    """A mean over records of a function of torch tensors."""
+
+    def __init__(self, function: Callable[[Any, Any], Any], code: ModelFile) -> None:
+        super().__init__(function, _to_numpy)
+        self._code = code
+
+    def update(self, labels: Arrays, predictions: Arrays) -> None:
+        running: AbstractContextManager[None] = self._code.running("computing evaluation metrics")
+        with running, torch.no_grad():
+            super().update(map_arrays(to_tensor, labels), map_arrays(to_tensor, predictions))
+
+
+def _bind_tables(model: Any) -> tuple[TableSpec, ...]:
+    tables = []
+    for name, module in model.named_modules():
+        if isinstance(module, TableLayer):
+            table = module.table(name)
+            module.bind(table)
+            tables.append(table)
+    return tuple(tables)
+
+
+def _tensors(model: Any) -> list[Any]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _state(model: Any, trainable: dict[str, Any]) -> dict[str, Any]:
+    """Float tensors that training moves without a gradient, and frozen ones: everything else a checkpoint needs."""
+    kept = set(model.state_dict(keep_vars=True))  # leaves out buffers registered with persistent=False
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {n: t for n, t in named if n not in trainable and n in kept and t.dtype.is_floating_point}
+
+
+def _to_numpy(value: Any) -> Any:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+
+
+def _layers_text(model: Any, tables: tuple[TableSpec, ...]) -> str:
+    plain = [f"* `{t.name}`: {model.get_submodule(t.name).plain_code()}" for t in tables if t.input_dim is not None]
+    if not plain:
+        return ""
+    return "\nTo load it without ElasticDL, use these layers in place of elasticdl's:\n\n" + "\n".join(plain) + "\n"
+
+
+_README = """# An exported PyTorch model
+
+    from safetensors.torch import load_file
+    model = {symbol}()  # from {module}
+    model.load_state_dict(load_file("model.safetensors"))
+    model.eval()
+{layers}"""
