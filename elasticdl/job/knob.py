@@ -1,0 +1,172 @@
+"""How a knob of a job is declared: everything a flag, a YAML key, the help and the reference page say about it."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+from elasticdl.job.resources import PrioritySpec, ResourceSpec, VolumeSpec
+from elasticdl.job.values import spell_pairs
+
+Command = Literal["train", "evaluate", "predict"]
+COMMANDS: tuple[Command, ...] = ("train", "evaluate", "predict")
+TRAIN: tuple[Command, ...] = ("train",)
+BY_HAND: tuple[Command, ...] = ()  # only for a master or worker that the user starts
+
+Kind = Literal["true|false", "choice", "whole number", "number", "resources", "pairs", "volumes", "text"]
+
+
+class Part(BaseModel):
+    """A group of knobs: a mixin of JobSpec. Its title heads the group in the help and on the reference page."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True, use_attribute_docstrings=False)
+    title: ClassVar[str] = ""
+
+
+def knob(
+    default: Any,
+    help: str,
+    *,
+    metavar: str = "",
+    aliases: tuple[str, ...] = (),
+    commands: tuple[Command, ...] = COMMANDS,
+    common: bool = False,
+    later: str | Mapping[str, str] | None = None,
+    remedy: str = "",
+    local: str | None = None,
+    gone: str | None = None,
+    separator: str = ";",
+) -> Any:
+    """Declare a knob.
+
+    later: the feature, where this release does not have it yet (for some values only: value -> feature); asking for
+        it is refused by name at run time, with `remedy`.
+    local: why it changes nothing for processes on this machine; said in a note.
+    gone: what replaced it, where it no longer means anything; said in a note.
+    """
+    extra: dict[str, Any] = {
+        "metavar": metavar,
+        "aliases": list(aliases),
+        "commands": list(commands),
+        "common": common,
+        "later": dict(later) if isinstance(later, Mapping) else later,
+        "remedy": remedy,
+        "local": local,
+        "gone": gone,
+        "separator": separator,
+    }
+    return Field(default, description=help, json_schema_extra={"knob": extra})
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A declared knob, ready to be read by the parser, the help and the reference page."""
+
+    name: str
+    group: str
+    help: str
+    default: Any
+    kind: Kind
+    optional: bool
+    choices: tuple[str, ...]
+    metavar: str
+    aliases: tuple[str, ...]
+    commands: tuple[str, ...]
+    common: bool
+    later: str | Mapping[str, str] | None
+    remedy: str
+    local: str | None
+    gone: str | None
+    separator: str
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name}"
+
+    def belongs_to(self, command: str) -> bool:
+        """Whether a command takes it. A master or worker started by hand takes all of them, as the old scripts do."""
+        return command == "by-hand" or command in self.commands
+
+    def feature_missing(self, value: Any) -> str | None:
+        """The feature this value asks for, if this release does not have it yet."""
+        if self.later is None or value == self.default:
+            return None
+        return self.later if isinstance(self.later, str) else self.later.get(self.spell(value))
+
+    def spell(self, value: Any) -> str:
+        """A value as it is written after the flag."""
+        if value is None:
+            return ""
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, dict):
+            return spell_pairs(value, self.separator)
+        if isinstance(value, tuple):
+            return ";".join(str(v) for v in value)
+        return str(value)
+
+
+def read_knob(name: str, group: str, field: FieldInfo) -> Knob:
+    """The knob behind a field of JobSpec."""
+    extra = field.json_schema_extra
+    assert isinstance(extra, dict) and isinstance(extra["knob"], dict), f"{name} is not declared with knob()"
+    meta: dict[str, Any] = extra["knob"]
+    kind, optional, choices = _kind(field.annotation)
+    return Knob(
+        name=name,
+        group=group,
+        help=field.description or "",
+        default=field.get_default(),
+        kind=kind,
+        optional=optional,
+        choices=choices,
+        metavar=meta["metavar"] or _METAVARS[kind],
+        aliases=tuple(meta["aliases"]),
+        commands=tuple(meta["commands"]),
+        common=meta["common"],
+        later=meta["later"],
+        remedy=meta["remedy"],
+        local=meta["local"],
+        gone=meta["gone"],
+        separator=meta["separator"],
+    )
+
+
+_METAVARS: dict[Kind, str] = {
+    "true|false": "true|false",
+    "choice": "",
+    "whole number": "N",
+    "number": "SECONDS",
+    "resources": "RESOURCES",
+    "pairs": "K=V",
+    "volumes": "VOLUMES",
+    "text": "TEXT",
+}
+
+
+def _kind(annotation: Any) -> tuple[Kind, bool, tuple[str, ...]]:
+    arms = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    optional = type(None) in arms
+    bare = next(a for a in arms if a is not type(None))
+    bare = get_args(bare)[0] if get_origin(bare) is Annotated else bare
+    if get_origin(bare) is Literal:
+        return "choice", optional, tuple(get_args(bare))
+    if get_origin(bare) is tuple:
+        assert get_args(bare)[0] is VolumeSpec
+        return "volumes", optional, ()
+    if get_origin(bare) is dict:
+        return "pairs", optional, ()
+    kinds: dict[Any, Kind] = {
+        bool: "true|false",
+        int: "whole number",
+        float: "number",
+        ResourceSpec: "resources",
+        PrioritySpec: "text",
+        str: "text",
+    }
+    return kinds[bare], optional, ()

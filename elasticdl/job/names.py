@@ -1,0 +1,137 @@
+"""Names that leave the process: replicas, labels, environment variables, and the files of a local job."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticdl.job.values import JOB_NAME_MAX
+
+MASTER, WORKER, PS, CHIEF, EVALUATOR = "master", "worker", "ps", "chief", "evaluator"
+ROLES = (MASTER, WORKER, PS, CHIEF, EVALUATOR)
+
+# Environment that user code reads, as it always could.
+ENV_MASTER_ADDR = "MASTER_ADDR"
+ENV_WORKER_ID = "WORKER_ID"
+ENV_WORKER_NUM = "WORKER_NUM"
+ENV_POD_IP = "MY_POD_IP"
+ENV_TF_CONFIG = "TF_CONFIG"
+
+# Environment that only ElasticDL's own processes read.
+ENV_JOB_FILE = "ELASTICDL_JOB_FILE"  # path of the job's JSON
+ENV_REPLICA = "ELASTICDL_REPLICA"  # this replica's name
+ENV_INCARNATION = "ELASTICDL_INCARNATION"  # how often a replica of this name was started before
+ENV_TOKEN = "ELASTICDL_TOKEN"  # the job's secret
+ENV_STATE_DIR = "ELASTICDL_STATE_DIR"  # where local jobs are kept
+ENV_LAUNCHER = "ELASTICDL_LAUNCHER"  # path of the launcher's socket
+
+LABEL_APP = "app"
+LABEL_JOB = "elasticdl-job-name"
+LABEL_TYPE = "elasticdl-replica-type"
+LABEL_INDEX = "elasticdl-replica-index"
+APP = "elasticdl"
+
+_REPLICA = re.compile(rf"{APP}-(?P<job>.+?)-(?:(?P<master>master)|(?P<role>worker|ps|chief|evaluator)-(?P<index>\d+))")
+
+
+def replica_name(job_name: str, role: str, index: int = 0) -> str:
+    """`elasticdl-<job>-master`, `elasticdl-<job>-worker-0`: pods and processes alike."""
+    if role not in ROLES:
+        raise ValueError(f"no role {role!r}; there are {', '.join(ROLES)}")
+    return f"{APP}-{job_name}-{role}" if role == MASTER else f"{APP}-{job_name}-{role}-{index}"
+
+
+def parse_replica_name(name: str) -> tuple[str, str, int]:
+    """(job name, role, index) of a replica's name."""
+    found = _REPLICA.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name!r} is not a replica's name")
+    return found["job"], found["master"] or found["role"], int(found["index"] or 0)
+
+
+def labels(job_name: str, role: str | None = None, index: int | None = None) -> dict[str, str]:
+    """The labels of a job's objects, narrowed to a role or one replica."""
+    found = {LABEL_APP: APP, LABEL_JOB: job_name}
+    if role is not None:
+        found[LABEL_TYPE] = role
+    if index is not None:
+        found[LABEL_INDEX] = str(index)
+    return found
+
+
+def made_up_job_name(model: str, unique: str) -> str:
+    """A name for a job that was given none: the model's file, and something unique."""
+    parts = [p for p in re.split(r"[./]", model) if p]
+    stem = parts[-2] if len(parts) > 1 else "".join(parts)
+    base = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-") or "job"
+    return f"{base[: JOB_NAME_MAX - len(unique) - 1].strip('-')}-{unique}"
+
+
+def default_state_dir(env: Mapping[str, str] | None = None) -> Path:
+    """Where local jobs are kept unless --state_dir says otherwise."""
+    env = os.environ if env is None else env
+    named = env.get(ENV_STATE_DIR, "").strip()
+    return Path(named).expanduser().absolute() if named else Path.home() / ".elasticdl" / "jobs"
+
+
+@dataclass(frozen=True)
+class JobPaths:
+    """The files of one local job, all below `<state_dir>/<job_name>/`."""
+
+    state_dir: Path
+    job_name: str
+
+    @property
+    def root(self) -> Path:
+        return self.state_dir / self.job_name
+
+    @property
+    def job_file(self) -> Path:
+        """The resolved JobSpec, as JSON."""
+        return self.root / "job.json"
+
+    @property
+    def token(self) -> Path:
+        """The job's secret; readable by its owner only."""
+        return self.root / "token"
+
+    @property
+    def journal(self) -> Path:
+        """The master's journal of events."""
+        return self.root / "journal.sqlite"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def log(self, replica: str) -> Path:
+        """The log of one replica, all its incarnations."""
+        return self.logs / f"{replica}.log"
+
+    @property
+    def launcher_socket(self) -> Path:
+        """Where the launcher takes orders from the master."""
+        return self.root / "launcher.sock"
+
+    @property
+    def launcher_pid(self) -> Path:
+        """The launcher's process id; locked while it lives."""
+        return self.root / "launcher.pid"
+
+    @property
+    def master_address(self) -> Path:
+        """host:port of the master that runs now."""
+        return self.root / "master.addr"
+
+    @property
+    def result(self) -> Path:
+        """How the job ended, as JSON; absent while it runs."""
+        return self.root / "result.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Checkpoints, unless --checkpoint_dir says otherwise."""
+        return self.root / "checkpoint"

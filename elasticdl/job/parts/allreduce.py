@@ -1,0 +1,45 @@
+"""Knobs of elastic all-reduce."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from elasticdl.job.knob import TRAIN, Part, knob
+from elasticdl.job.values import Count, OptionalPositive, Seconds
+
+ALLREDUCE = "elastic all-reduce"
+
+
+class AllreducePart(Part):
+    title: ClassVar[str] = "All-reduce"
+
+    min_workers: OptionalPositive = knob(
+        None, "Training waits while fewer workers than this are ready.", commands=TRAIN, later=ALLREDUCE
+    )
+    max_workers: OptionalPositive = knob(
+        None, "The job never takes more workers than this.", commands=TRAIN, later=ALLREDUCE
+    )
+    num_standby: Count = knob(
+        0, "How many workers are kept warm to replace one that is lost.", commands=TRAIN, later="warm standby workers"
+    )
+    virtual_workers: OptionalPositive = knob(
+        None,
+        "Into how many parts each step's batch is cut, however many workers share them; fixed for the life of a job.",
+        commands=TRAIN,
+        later=ALLREDUCE,
+    )
+    deterministic: bool = knob(
+        True,
+        "Whether gradients are added in one fixed order, so that the weights do not depend on who was alive.",
+        commands=TRAIN,
+        later=ALLREDUCE,
+    )
+    batch_policy: Literal["fixed", "per_worker"] = knob(
+        "fixed",
+        "Whether a step's batch stays the same when workers come and go, or follows their number.",
+        commands=TRAIN,
+        later=ALLREDUCE,
+    )
+    master_grace_seconds: Seconds = knob(
+        60.0, "How long workers go on without hearing from the master.", commands=TRAIN, later=ALLREDUCE
+    )

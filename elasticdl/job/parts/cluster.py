@@ -1,0 +1,86 @@
+"""Knobs that say where a job runs, from which images, and with which surroundings."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from elasticdl.job.knob import Part, knob
+from elasticdl.job.resources import Volumes
+from elasticdl.job.values import DnsLabel, Envs, Image, JobName, JsonObject, Pattern, Text
+
+KUBERNETES = "running jobs on Kubernetes"
+NO_IMAGE = "processes on this machine use no image"
+NO_CLUSTER = "processes on this machine belong to no cluster"
+
+
+class ClusterPart(Part):
+    title: ClassVar[str] = "Job, cluster and images"
+
+    job_name: JobName = knob(
+        None,
+        "The name of the job; pods and processes are called after it. Made up when it is not given.",
+        metavar="NAME",
+        common=True,
+    )
+    runtime: Literal["local", "kubernetes"] | None = knob(
+        None,
+        "Where the job runs: as processes on this machine, or as pods. By default pods when an image is given.",
+        common=True,
+        later={"kubernetes": KUBERNETES},
+        remedy="Use --runtime=local to run the job as processes on this machine.",
+    )
+    image_name: Image = knob(
+        None,
+        "The container image of the job's pods.",
+        metavar="IMAGE",
+        common=True,
+        local=NO_IMAGE,
+    )
+    worker_image: Image = knob(None, "The image of the workers, if another.", metavar="IMAGE", local=NO_IMAGE)
+    ps_image: Image = knob(None, "The image of the parameter servers, if another.", metavar="IMAGE", local=NO_IMAGE)
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = knob(
+        "Always", "When Kubernetes fetches the images.", local=NO_IMAGE
+    )
+    restart_policy: Literal["Never", "OnFailure", "Always"] = knob(
+        "Never",
+        "Whether Kubernetes restarts the containers of workers by itself.",
+        local="the master replaces workers; see --relaunch_on_worker_failure",
+    )
+    namespace: DnsLabel = knob("default", "The Kubernetes namespace of the job.", metavar="NAME", local=NO_CLUSTER)
+    volume: Volumes = knob(
+        (),
+        "Volumes mounted into every pod: host_path=,mount_path=[,type=][,sub_path=] or "
+        "claim_name=,mount_path=[,sub_path=].",
+        metavar='"K=V,K=V;K=V,K=V"',
+        local="processes on this machine see its files where they are, and nothing is mounted",
+    )
+    envs: Envs = knob({}, "Environment variables of every replica.", metavar='"K=V,K=V"', separator=",")
+    populate_env_names: Pattern = knob(
+        None,
+        "Which environment variables the master hands on to the pods it starts.",
+        metavar="REGEX",
+        local="processes on this machine inherit the whole environment",
+    )
+    cluster_spec: Text = knob(
+        None,
+        "A Python file whose functions adjust the pods before they are created.",
+        metavar="FILE",
+        local=NO_CLUSTER,
+    )
+    cluster_spec_json: JsonObject = knob(
+        None, "A JSON object that is merged into every pod.", metavar="JSON", local=NO_CLUSTER
+    )
+    yaml: Text = knob(
+        None,
+        "Write the Kubernetes manifests to this file instead of submitting the job.",
+        metavar="FILE",
+        later="writing Kubernetes manifests",
+        remedy="Use --dry_run to see the resolved job.",
+    )
+    force_use_kube_config_file: bool = knob(False, "Use the kubeconfig file even inside a cluster.", local=NO_CLUSTER)
+    extra_pypi_index: Text = knob(
+        None,
+        "Another package index for the image, in older versions.",
+        metavar="URL",
+        gone="images are built by elasticdl zoo, which takes --extra_pypi_index",
+    )

@@ -1,0 +1,59 @@
+"""Knobs that say what data is read, and how it is cut into shards."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from elasticdl.job.knob import TRAIN, Part, knob
+from elasticdl.job.values import Count, OptionalPositive, Params, Positive, Text
+
+
+class DataPart(Part):
+    title: ClassVar[str] = "Data"
+
+    training_data: Text = knob(
+        None,
+        "The folder or file with the records to train on.",
+        metavar="PATH",
+        aliases=("training_data_dir",),
+        commands=TRAIN,
+        common=True,
+    )
+    validation_data: Text = knob(
+        None,
+        "The folder or file with the records to evaluate on.",
+        metavar="PATH",
+        aliases=("evaluation_data_dir",),
+        commands=("train", "evaluate"),
+        common=True,
+    )
+    prediction_data: Text = knob(
+        None, "The folder or file with the records to predict.", metavar="PATH", commands=("predict",), common=True
+    )
+    data_reader_params: Params = knob(
+        {},
+        "Settings of the data reader, such as the columns of a CSV file.",
+        metavar='"K=V; K=V"',
+    )
+    num_minibatches_per_task: Positive = knob(
+        8,
+        "How many minibatches make a shard, the unit of work that a worker holds a lease on.",
+        common=True,
+    )
+    records_per_task: OptionalPositive = knob(
+        None, "The size of a shard in records. An older way to write --num_minibatches_per_task."
+    )
+    shuffle: bool = knob(
+        True,
+        "Whether each epoch visits the records in an order of its own, drawn from --seed.",
+        commands=TRAIN,
+    )
+    seed: Count = knob(0, "The number that record order, initial values and random layers are drawn from.", common=True)
+    max_bad_records: Count = knob(
+        0, "How many records that cannot be read or that crash their worker may be set aside before the job fails."
+    )
+    codec_type: Literal["tf_example", "bytes"] | None = knob(
+        None,
+        "How records were encoded, in older versions.",
+        gone="records reach the model file's feed() as they are, which decodes them itself",
+    )

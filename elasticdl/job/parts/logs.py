@@ -1,0 +1,30 @@
+"""Knobs of the log, and of where a local job keeps its files."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator
+
+from elasticdl.job.knob import Part, knob
+from elasticdl.job.values import Text, upper
+
+
+class LogsPart(Part):
+    title: ClassVar[str] = "Log and state"
+
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(upper)] = knob(
+        "INFO", "How much every replica logs.", common=True
+    )
+    state_dir: Text = knob(
+        None,
+        "Where local jobs keep logs, journal and checkpoints; by default ELASTICDL_STATE_DIR or ~/.elasticdl/jobs.",
+        metavar="DIR",
+        common=True,
+    )
+    log_file_path: Text = knob(
+        None,
+        "A file that a pod copies its output to.",
+        metavar="FILE",
+        local="each replica has a log file below --state_dir, shown by elasticdl logs",
+    )

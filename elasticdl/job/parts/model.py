@@ -1,0 +1,59 @@
+"""Knobs that say which model is trained and where its pieces are found in the model file."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from elasticdl.job.knob import Part, knob
+from elasticdl.job.values import ModelDefinition, Params, Symbol, Text
+
+
+class ModelPart(Part):
+    title: ClassVar[str] = "Model"
+
+    model_zoo: Text = knob(
+        ".",
+        "The folder that holds model files: a folder of this machine, or with --image_name a folder of the image.",
+        metavar="DIR",
+        common=True,
+    )
+    model_def: ModelDefinition = knob(
+        None,
+        "The model, as folder.file.symbol below the model zoo; the symbol is a function or class that makes the model.",
+        metavar="PATH.SYMBOL",
+        common=True,
+    )
+    model_file: Text = knob(
+        None,
+        "The model file by its path, with custom_model() in it. An older way to write --model_zoo and --model_def.",
+        metavar="FILE",
+    )
+    feed: Symbol = knob(
+        "feed", "The function of the model file that turns raw records into features and labels.", metavar="SYMBOL"
+    )
+    loss: Symbol = knob("loss", "The function of the model file that computes the loss.", metavar="SYMBOL")
+    optimizer: Symbol = knob("optimizer", "The function of the model file that makes the optimizer.", metavar="SYMBOL")
+    eval_metrics_fn: Symbol = knob(
+        "eval_metrics_fn", "The function of the model file that names the evaluation metrics.", metavar="SYMBOL"
+    )
+    callbacks: Symbol = knob(
+        "callbacks",
+        "The function of the model file that makes callbacks, such as a LearningRateScheduler.",
+        metavar="SYMBOL",
+        later="running callbacks",
+    )
+    custom_data_reader: Symbol = knob(
+        "custom_data_reader", "The class of the model file that reads data in a format of its own.", metavar="SYMBOL"
+    )
+    prediction_outputs_processor: Symbol = knob(
+        "PredictionOutputsProcessor",
+        "The class of the model file that receives what the model predicts.",
+        metavar="SYMBOL",
+        commands=("predict",),
+        later="prediction",
+    )
+    aux_params: Params = knob(
+        {},
+        "Switches for special purposes; disable_relaunch=true keeps the master from replacing workers that fail.",
+        metavar='"K=V; K=V"',
+    )

@@ -1,0 +1,55 @@
+"""Knobs of what each role asks of the machines: resources and priorities."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from elasticdl.job.knob import Part, knob
+from elasticdl.job.resources import OptionalResources, Resources, ResourceSpec, WorkerPriority
+from elasticdl.job.values import DnsLabel
+
+USUAL = ResourceSpec.parse("cpu=1,memory=4096Mi")
+SMALL = ResourceSpec.parse("cpu=0.1,memory=1024Mi")
+NO_SCHEDULER = "processes on this machine have no priority class"
+
+
+def _request(who: str, default: ResourceSpec, limit_flag: str, common: bool = False) -> Any:
+    return knob(
+        default,
+        f"What {who} asks Kubernetes to keep free for it.",
+        common=common,
+        local=f"it is a request to Kubernetes; {limit_flag} is what holds a process on this machine",
+    )
+
+
+def _limit(who: str, common: bool = False) -> Any:
+    return knob(None, f"What {who} may use at most; on Kubernetes the request, when not given.", common=common)
+
+
+def _priority(who: str) -> Any:
+    return knob(None, f"The PriorityClass of {who}.", metavar="CLASS", local=NO_SCHEDULER)
+
+
+class ResourcesPart(Part):
+    title: ClassVar[str] = "Resources and priorities"
+
+    master_resource_request: Resources = _request("the master", SMALL, "--master_resource_limit")
+    master_resource_limit: OptionalResources = _limit("the master")
+    worker_resource_request: Resources = _request("a worker", USUAL, "--worker_resource_limit", common=True)
+    worker_resource_limit: OptionalResources = _limit("a worker", common=True)
+    ps_resource_request: Resources = _request("a parameter server", USUAL, "--ps_resource_limit")
+    ps_resource_limit: OptionalResources = _limit("a parameter server")
+    chief_resource_request: Resources = _request("an Estimator's chief", USUAL, "--chief_resource_limit")
+    chief_resource_limit: OptionalResources = _limit("an Estimator's chief")
+    evaluator_resource_request: Resources = _request("an evaluator", USUAL, "--evaluator_resource_limit")
+    evaluator_resource_limit: OptionalResources = _limit("an evaluator")
+    master_pod_priority: DnsLabel = _priority("the master")
+    worker_pod_priority: WorkerPriority = knob(
+        None,
+        "The PriorityClass of the workers, or a share: 0.5 or high=0.5 makes half of them high and the rest low.",
+        metavar="CLASS|SHARE",
+        local=NO_SCHEDULER,
+    )
+    ps_pod_priority: DnsLabel = _priority("the parameter servers")
+    chief_pod_priority: DnsLabel = _priority("an Estimator's chief")
+    evaluator_pod_priority: DnsLabel = _priority("the evaluators")

@@ -1,0 +1,45 @@
+"""Knobs of evaluation while training, checkpoints and the exported model."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from elasticdl.job.knob import TRAIN, Part, knob
+from elasticdl.job.values import Count, Text
+
+
+class EvaluationPart(Part):
+    title: ClassVar[str] = "Evaluation"
+
+    evaluation_steps: Count = knob(
+        0,
+        "Evaluate on --validation_data every this many steps; 0 evaluates once, at the end.",
+        commands=TRAIN,
+        common=True,
+    )
+
+
+class SavingPart(Part):
+    title: ClassVar[str] = "Checkpoints and output"
+
+    output: Text = knob(
+        None,
+        "Where the trained model is written: a .keras file, or safetensors for PyTorch.",
+        metavar="PATH",
+        common=True,
+    )
+    checkpoint_dir: Text = knob(
+        None, "Where checkpoints are written; by default below --state_dir.", metavar="DIR", common=True
+    )
+    checkpoint_dir_for_init: Text = knob(
+        None, "Start from the newest checkpoint in this folder.", metavar="DIR", common=True
+    )
+    checkpoint_steps: Count = knob(
+        0,
+        "Write a checkpoint every this many steps; 0 writes one only when the job is stopped.",
+        later="checkpoints while training",
+        remedy="Leave it out: a job that is stopped (Ctrl-C) writes a checkpoint.",
+    )
+    keep_checkpoint_max: Count = knob(
+        0, "How many checkpoints are kept; 0 keeps all.", later="checkpoints while training"
+    )

@@ -1,0 +1,73 @@
+"""Knobs of the parameter servers."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from elasticdl.job.knob import TRAIN, Part, knob
+from elasticdl.job.values import Count, OptionalCount, Positive
+
+SYNCHRONOUS = "synchronous training with parameter servers"
+
+
+class ServersPart(Part):
+    title: ClassVar[str] = "Parameter servers"
+
+    num_ps_pods: Count = knob(
+        0,
+        "How many parameter servers share the model; 0 means one where the strategy needs one.",
+        aliases=("num_ps",),
+        common=True,
+    )
+    use_async: bool | None = knob(
+        None,
+        "Whether servers apply each gradient as it comes: yes, unless this is false, --grads_to_wait is above 1 or "
+        "--sync_version_tolerance is given.",
+        commands=TRAIN,
+        later={"false": SYNCHRONOUS},
+        remedy="Leave it out to train asynchronously.",
+    )
+    grads_to_wait: Positive = knob(
+        1,
+        "How many gradients servers average before they apply them; above 1 training is synchronous.",
+        commands=TRAIN,
+        later=SYNCHRONOUS,
+        remedy="Leave it out to train asynchronously.",
+    )
+    sync_version_tolerance: OptionalCount = knob(
+        None,
+        "How many versions old a gradient may be in synchronous training.",
+        commands=TRAIN,
+        later=SYNCHRONOUS,
+        remedy="Leave it out to train asynchronously.",
+    )
+    lr_staleness_modulation: bool = knob(
+        False,
+        "Whether servers lower the learning rate for gradients computed on an old version.",
+        commands=TRAIN,
+        later="learning rates that follow a gradient's age",
+    )
+    get_model_steps: Positive = knob(
+        1,
+        "A worker pulls dense values every this many steps and trains on its own copy in between.",
+        commands=TRAIN,
+        later="pulling the model less often than every step",
+    )
+    ps_is_critical: bool = knob(
+        True,
+        "Whether the job fails when a server is lost for good.",
+        commands=TRAIN,
+        later="going on without a lost server",
+    )
+    ps_relaunch_max_num: Count = knob(
+        1,
+        "How often a server that failed is started again.",
+        commands=TRAIN,
+        later="starting a failed server again",
+    )
+    launch_worker_after_ps_running: Literal["default", "on", "off"] = knob(
+        "default",
+        "Whether workers started only after all servers ran, in older versions.",
+        commands=TRAIN,
+        gone="all replicas start at once, and a worker trains as soon as every server answers",
+    )

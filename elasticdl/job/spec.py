@@ -1,0 +1,145 @@
+"""`JobSpec`: the one description of a job: flags, YAML keys, help, reference page and JSON all come from it."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from elasticdl.errors import Problem, UsageError
+from elasticdl.job.invalid import from_validation
+from elasticdl.job.knob import Command, Knob, Part, read_knob
+from elasticdl.job.parts.allreduce import AllreducePart
+from elasticdl.job.parts.cluster import ClusterPart
+from elasticdl.job.parts.data import DataPart
+from elasticdl.job.parts.logs import LogsPart
+from elasticdl.job.parts.model import ModelPart
+from elasticdl.job.parts.resources import ResourcesPart
+from elasticdl.job.parts.saving import EvaluationPart, SavingPart
+from elasticdl.job.parts.servers import ServersPart
+from elasticdl.job.parts.training import OwnProgramPart, TrainingPart
+from elasticdl.job.parts.workers import ByHandPart, WorkersPart
+from elasticdl.job.resources import ResourceSpec
+
+GROUPS: tuple[type[Part], ...] = (
+    ModelPart,
+    DataPart,
+    TrainingPart,
+    WorkersPart,
+    ServersPart,
+    AllreducePart,
+    EvaluationPart,
+    SavingPart,
+    ClusterPart,
+    ResourcesPart,
+    LogsPart,
+    OwnProgramPart,
+    ByHandPart,
+)
+
+Role = Literal["master", "worker", "ps", "chief", "evaluator"]
+
+
+# pydantic collects fields from the last base to the first: the order here is GROUPS, reversed.
+class JobSpec(
+    ByHandPart,
+    OwnProgramPart,
+    LogsPart,
+    ResourcesPart,
+    ClusterPart,
+    SavingPart,
+    EvaluationPart,
+    AllreducePart,
+    ServersPart,
+    WorkersPart,
+    TrainingPart,
+    DataPart,
+    ModelPart,
+):
+    """A job. Every knob is a field, a flag and a YAML key of one name."""
+
+    command: Command = Field("train", description="The command that made the job; not a flag.")
+
+    def to_json(self) -> str:
+        """The text every process of the job receives."""
+        return self.model_dump_json(indent=2)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> JobSpec:
+        """Read what `to_json` wrote."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise UsageError([problem for _, problem in from_validation(error)]) from None
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether servers apply each gradient as it comes."""
+        if self.use_async is not None:
+            return self.use_async
+        return self.grads_to_wait == 1 and self.sync_version_tolerance is None
+
+    @property
+    def shard_records(self) -> int:
+        """How many records a shard has, the last one of an epoch excepted."""
+        return self.minibatch_size * self.num_minibatches_per_task
+
+    @property
+    def command_words(self) -> list[str]:
+        """The user's own program, split as a shell would."""
+        return shlex.split(self.job_command or "")
+
+    def limit(self, role: Role) -> ResourceSpec | None:
+        """What a replica of this role may use at most, if that is said."""
+        found: ResourceSpec | None = getattr(self, f"{role}_resource_limit")
+        return found
+
+    def request(self, role: Role) -> ResourceSpec:
+        """What a replica of this role asks for."""
+        found: ResourceSpec = getattr(self, f"{role}_resource_request")
+        return found
+
+    def with_values(self, **values: Any) -> JobSpec:
+        """A copy with some knobs changed, validated; the others keep whether they were given."""
+        given = {name: getattr(self, name) for name in self.model_fields_set} | values
+        return JobSpec.model_validate(given)
+
+    def given(self) -> dict[str, Any]:
+        """The knobs that differ from their defaults, in the order of the help."""
+        return {k.name: v for k in knobs().values() if (v := getattr(self, k.name)) != k.default}
+
+
+@functools.cache
+def knobs() -> Mapping[str, Knob]:
+    """Every knob by name, in the order of the help."""
+    return {
+        name: read_knob(name, part.title, JobSpec.model_fields[name])
+        for part in GROUPS
+        for name in part.__annotations__
+        if name in JobSpec.model_fields
+    }
+
+
+@functools.cache
+def spellings() -> Mapping[str, str]:
+    """Every name a user may write, old ones included, with the knob it means."""
+    return {spelling: knob.name for knob in knobs().values() for spelling in (knob.name, *knob.aliases)}
+
+
+def read_values(
+    values: Mapping[str, Any], command: Command = "train", where: Mapping[str, str] | None = None
+) -> tuple[JobSpec, list[Problem], set[str]]:
+    """A JobSpec from values as users write them, with every problem found and the names of the knobs that have one.
+
+    Knobs with a problem have their default in the JobSpec, so that the rest can still be checked.
+    """
+    try:
+        return JobSpec.model_validate({**values, "command": command}), [], set()
+    except ValidationError as error:
+        found = from_validation(error, dict(where or {}))
+    bad = {name for name, _ in found}
+    kept = {name: value for name, value in values.items() if name not in bad}
+    return JobSpec.model_validate({**kept, "command": command}), [problem for _, problem in found], bad
