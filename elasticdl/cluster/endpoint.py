@@ -1,0 +1,94 @@
+"""The Unix socket between the launcher and its clients: where it lies, and who may connect."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from elasticdl.errors import Problem, UsageError
+
+_MOST_PATH_BYTES = 100  # sun_path holds 108 on Linux and 104 on macOS
+
+
+def bind(path: Path) -> socket.socket:
+    """A listening socket at this path, in a directory that only this user can enter."""
+    _private_directory(path.parent)
+    _remove_stale(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _short(path) as address:
+            listener.bind(address)
+        path.chmod(0o600)
+        listener.listen()
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def connect(path: Path) -> socket.socket:
+    """A socket connected to the one that listens at this path; OSError when none does."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)  # a connection is made at once or not at all
+        with _short(path) as address:
+            connection.connect(address)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def is_own_user(connection: socket.socket) -> bool:
+    """Whether the process at the other end belongs to this user, by the kernel's word.
+
+    Where the kernel gives none (macOS), the directory's permissions are the only lock.
+    """
+    if sys.platform != "linux":
+        return True
+    ucred = struct.Struct("3i")
+    _pid, uid, _gid = ucred.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, ucred.size))
+    return bool(uid == os.geteuid())
+
+
+def _private_directory(directory: Path) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.stat()
+    # Never repaired by us: a directory that others use may be somebody's home, or /tmp.
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        what = "other users can enter this directory, so the job's control socket must not lie in it"
+        raise UsageError([Problem(str(directory), "", what, "Choose one of your own, or chmod 700 it")])
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove what a killed launcher left; a launcher that lives keeps its socket."""
+    try:
+        connect(path).close()
+    except FileNotFoundError:
+        return
+    except ConnectionRefusedError:
+        path.unlink()
+        return
+    except BlockingIOError:
+        pass  # alive, with a full queue
+    raise UsageError([Problem(str(path), "", "a launcher of this job already runs", "Stop it, or rename this job")])
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """The path in a form that fits a socket address: through an open directory where it is too long."""
+    if len(os.fsencode(path)) <= _MOST_PATH_BYTES or sys.platform != "linux":
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)

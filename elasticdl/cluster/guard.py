@@ -1,0 +1,86 @@
+"""The launcher's end of the guard: the process that outlives the launcher to kill the groups it left."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+from elasticdl.cluster.watch import Cancel, on_exit
+
+log = logging.getLogger(__name__)
+
+_SCRIPT = Path(__file__).with_name("guard_process.py")
+_MOST_RESTARTS = 10  # someone who kills it more often than that means it
+_END_SECONDS = 2.0  # it takes a millisecond
+
+
+class Guard:
+    """Tells the guard process which groups exist, and starts it again if somebody kills it."""
+
+    def __init__(self) -> None:
+        self._groups: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unwatch: Cancel = lambda: None
+        self._restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        command = [sys.executable, "-I", "-S", str(_SCRIPT)]
+        null = subprocess.DEVNULL
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True)
+        self._process = process
+        for group in self._groups:
+            self._tell(f"+{group}\n")
+        self._unwatch = on_exit(process.pid, lambda: self._ended(process))
+
+    def add(self, group: int) -> None:
+        self._groups.add(group)
+        self._tell(f"+{group}\n")
+
+    def remove(self, group: int) -> None:
+        self._groups.discard(group)
+        self._tell(f"-{group}\n")
+
+    def close(self) -> None:
+        """End the guard process, which first kills what groups are left."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self._unwatch()
+        _close_pipe(process)
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:  # stopped by someone; it has nothing to do any more
+            process.kill()
+            process.wait()
+
+    def _tell(self, line: str) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            # A broken pipe means that the guard was killed: `_ended` is about to tell a new one everything.
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(line.encode())
+                self._process.stdin.flush()
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        _close_pipe(process)
+        self._process = None
+        self._restarts += 1
+        if self._restarts > _MOST_RESTARTS:
+            log.warning("The guard process was killed %d times; not starting it again", self._restarts)
+        else:
+            log.warning("The guard process was killed; starting it again")
+            self.start()
+
+
+def _close_pipe(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()

@@ -1,0 +1,109 @@
+"""What a `LocalCluster` and the launcher say to each other: JSON, one message per line.
+
+A client sends calls; each is answered by one reply with the call's id. After a `watch` call events follow on that
+connection.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from elasticdl.cluster.protocol import ReplicaRequest, ReplicaStatus
+
+MOST_LINE_BYTES = 8 << 20  # a launch carries a whole environment; the kernel allows it about 2 MiB
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Launch(Message):
+    do: Literal["launch"] = "launch"
+    request: ReplicaRequest
+
+
+class Stop(Message):
+    do: Literal["stop"] = "stop"
+    name: str
+    grace_seconds: float = Field(ge=0, allow_inf_nan=False)
+
+
+class Kill(Message):
+    do: Literal["kill"] = "kill"
+    name: str
+
+
+class List(Message):
+    do: Literal["list"] = "list"
+
+
+class Watch(Message):
+    do: Literal["watch"] = "watch"
+
+
+Action = Launch | Stop | Kill | List | Watch
+
+
+class Call(Message):
+    id: int
+    action: Annotated[Action, Field(discriminator="do")]
+
+
+class Reply(Message):
+    kind: Literal["reply"] = "reply"
+    id: int | None  # None: the call was too broken to have one
+    refused: str | None = None
+    replicas: list[ReplicaStatus] | None = None
+
+
+class Event(Message):
+    kind: Literal["event"] = "event"
+    status: ReplicaStatus
+
+
+_ANSWER: TypeAdapter[Reply | Event] = TypeAdapter(Annotated[Reply | Event, Field(discriminator="kind")])
+
+
+class Malformed(ValueError):
+    """A line that is no message; `call_id` is the id of the call it was meant to be, when that much can be read."""
+
+    def __init__(self, what: str, call_id: int | None = None) -> None:
+        super().__init__(what)
+        self.call_id = call_id
+
+
+def encode(message: Message) -> bytes:
+    return message.model_dump_json().encode() + b"\n"
+
+
+def decode_call(line: bytes) -> Call:
+    try:
+        return Call.model_validate_json(line)
+    except ValidationError as error:
+        raise Malformed(_describe(error), _id_in(line)) from error
+
+
+def decode_answer(line: bytes) -> Reply | Event:
+    try:
+        return _ANSWER.validate_json(line)
+    except ValidationError as error:
+        raise Malformed(_describe(error)) from error
+
+
+class _Id(BaseModel):
+    model_config = ConfigDict(strict=True)
+    id: int
+
+
+def _id_in(line: bytes) -> int | None:
+    try:
+        return _Id.model_validate_json(line).id
+    except ValidationError:
+        return None
+
+
+def _describe(error: ValidationError) -> str:
+    problems = (f"{'.'.join(map(str, e['loc'])) or 'message'}: {e['msg']}" for e in error.errors(include_url=False))
+    return "; ".join(problems)

@@ -1,0 +1,131 @@
+"""Serves a cluster to other processes of the same user over a Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+
+from elasticdl.cluster import endpoint
+from elasticdl.cluster.messages import (
+    MOST_LINE_BYTES,
+    Action,
+    Event,
+    Kill,
+    Launch,
+    List,
+    Malformed,
+    Message,
+    Reply,
+    Stop,
+    Watch,
+    decode_call,
+    encode,
+)
+from elasticdl.cluster.protocol import Cluster, ReplicaStatus
+from elasticdl.errors import Refused
+
+log = logging.getLogger(__name__)
+
+
+class ClusterServer:
+    """Answers calls on a socket. A client that misbehaves gets an error, and disturbs nobody else."""
+
+    def __init__(self, cluster: Cluster, path: Path) -> None:
+        self._cluster, self._path = cluster, path
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        listener = endpoint.bind(self._path)
+        self._server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MOST_LINE_BYTES)
+
+    async def close(self) -> None:
+        """Take no more calls, hang up on everybody, remove the socket's file."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._path.unlink(missing_ok=True)
+        for task in self._connections:
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+        self._server = None
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        connection = _Connection(self._cluster, reader, writer)
+        try:
+            if endpoint.is_own_user(writer.get_extra_info("socket")):
+                await connection.serve()
+            else:
+                connection.send(Reply(id=None, refused="this job belongs to another user"))
+        except asyncio.CancelledError:
+            pass  # the server closes; asyncio would report a cancelled handler as an error
+        except OSError as error:  # the client is gone
+            log.debug("Lost a client: %s", error)
+        finally:
+            connection.close()
+            self._connections.discard(task)
+
+
+class _Connection:
+    """One client."""
+
+    def __init__(self, cluster: Cluster, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._cluster, self._reader, self._writer = cluster, reader, writer
+        self._watch: asyncio.Task[None] | None = None
+
+    async def serve(self) -> None:
+        while True:
+            try:
+                line = await self._reader.readline()
+            except ValueError:  # no end of line within the limit: where the next message starts is unknown
+                self.send(Reply(id=None, refused=f"a message of more than {MOST_LINE_BYTES} bytes"))
+                return
+            if not line.endswith(b"\n"):
+                return
+            self.send(await self._answer(line))
+            await self._writer.drain()
+
+    async def _answer(self, line: bytes) -> Reply:
+        try:
+            call = decode_call(line)
+        except Malformed as error:
+            return Reply(id=error.call_id, refused=str(error))
+        try:
+            return Reply(id=call.id, replicas=await self._act(call.action))
+        except Refused as error:
+            return Reply(id=call.id, refused=str(error))
+
+    async def _act(self, action: Action) -> list[ReplicaStatus] | None:
+        match action:
+            case Launch():
+                await self._cluster.launch(action.request)
+            case Stop():
+                await self._cluster.stop(action.name, action.grace_seconds)
+            case Kill():
+                await self._cluster.kill(action.name)
+            case List():
+                return await self._cluster.list()
+            case Watch():
+                if self._watch is None:
+                    self._watch = asyncio.create_task(self._send_events())
+        return None
+
+    async def _send_events(self) -> None:
+        with contextlib.suppress(OSError):  # a client that is gone ends `serve` too
+            async for status in self._cluster.events():
+                self.send(Event(status=status))
+                await self._writer.drain()
+
+    def send(self, message: Message) -> None:
+        self._writer.write(encode(message))
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        self._writer.close()
