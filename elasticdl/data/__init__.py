@@ -1,0 +1,1 @@
+"""Readers: record ranges in, records out; no deep-learning framework inside."""

@@ -1,0 +1,179 @@
+"""CSV files: a header row, quoted fields with line breaks inside them, and an index of row offsets."""
+
+from __future__ import annotations
+
+import csv
+import io
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from elasticdl.data.files import FilesReader, Handle, Record
+from elasticdl.errors import DataError, Problem, UsageError
+
+_INDEX_EVERY = 64  # rows between two remembered offsets
+_SCAN_BYTES = 4 * 1024 * 1024
+_QUOTE, _NEWLINE, _RETURN = 34, 10, 13
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How the rows are written."""
+
+    delimiter: str = ","
+    quoted: bool = True
+    columns: tuple[str, ...] = ()  # given by the user: the files have no header row
+
+    def rows(self, text: str) -> list[list[str]]:
+        lines = csv.reader(
+            io.StringIO(text, newline=""),  # line breaks inside quoted fields stay as they are
+            delimiter=self.delimiter,
+            quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE,
+            strict=True,
+        )
+        return [row for row in lines if row]
+
+
+def dialect_of(params: Mapping[str, str], suffix: str) -> Dialect:
+    """The dialect that --data_reader_params describes; a .tsv file is separated by tabs unless told otherwise."""
+    problems = []
+    delimiter = params.get("delimiter", "\t" if suffix == ".tsv" else ",")
+    delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        problems.append(
+            Problem("--data_reader_params", f"delimiter={delimiter}", "is not one character", "Use , or tab.")
+        )
+    quoting = params.get("quoting", "minimal")
+    if quoting not in ("minimal", "none"):
+        problems.append(Problem("--data_reader_params", f"quoting={quoting}", "is unknown", "Use minimal or none."))
+    columns = tuple(name.strip() for name in params.get("columns", "").split(",") if name.strip())
+    if len(set(columns)) != len(columns):
+        value = f"columns={params['columns']}"
+        problems.append(Problem("--data_reader_params", value, "a column name comes twice", "Rename one."))
+    if problems:
+        raise UsageError(problems)
+    return Dialect(delimiter, quoting == "minimal", columns)
+
+
+def open_csv(path: str, files: Mapping[str, Path], params: Mapping[str, str]) -> FilesReader:
+    first = next(iter(files.values()))
+    dialect = dialect_of(params, first.suffix.lower())
+    columns = CsvFile(first, dialect).columns
+
+    def open_file(place: Path) -> CsvFile:
+        opened = CsvFile(place, dialect)
+        if opened.columns != columns:
+            what = f"its columns ({', '.join(opened.columns)}) are not those of {first.name} ({', '.join(columns)})"
+            raise DataError(str(place), what, "Give all files of a directory the same header row.", 0)
+        return opened
+
+    return FilesReader(path, "csv", files, open_file, {"column_names": list(columns)})
+
+
+class CsvFile:
+    """One CSV file, indexed by scanning it once for the ends of its rows."""
+
+    def __init__(self, path: Path, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._handle = Handle(path)
+        self.size_bytes = self._handle.size_bytes
+        if not self.size_bytes:
+            raise self._wrong("the file is empty", "Write it again, or remove it from the data directory.", 0)
+        self._offsets, self.records, last = self._scan()
+        self.columns = dialect.columns or self._header()
+        if not self.records:
+            raise self._wrong("it has a header row but no records", "Write it again, or remove it.", self.size_bytes)
+        # A file that was cut usually ends in a short row: notice it before the job starts.
+        self._parse(last, self.size_bytes, 1)
+
+    def read(self, start: int, end: int) -> list[Record]:
+        first, beyond = start // _INDEX_EVERY, -(-end // _INDEX_EVERY)
+        offset = self._offsets[first]
+        stop = self._offsets[beyond] if beyond < len(self._offsets) else self.size_bytes
+        base = first * _INDEX_EVERY
+        rows = self._parse(offset, stop, min(beyond * _INDEX_EVERY, self.records) - base)
+        columns = self.columns
+        return [dict(zip(columns, row, strict=True)) for row in rows[start - base : end - base]]
+
+    def _parse(self, offset: int, stop: int, expected: int) -> list[list[str]]:
+        """The rows in bytes offset..stop, each checked for its number of columns."""
+        rows = self._rows(self._handle.pread(stop - offset, offset), offset)
+        if len(rows) != expected:
+            what = f"{len(rows)} rows were found where {expected} were counted"
+            raise self._wrong(what, "If quotes are ordinary characters in it, use quoting=none.", offset)
+        wanted = len(self.columns)
+        for number, row in enumerate(rows):
+            if len(row) != wanted:
+                what = f"row {number} from here has {len(row)} columns, the header has {wanted}: truncated or corrupt"
+                raise self._wrong(what, "Copy or write the file again, or set delimiter=.", offset)
+        return rows
+
+    def _rows(self, data: bytes, offset: int) -> list[list[str]]:
+        try:
+            return self._dialect.rows(data.decode())
+        except UnicodeDecodeError as error:
+            raise self._wrong("it is not UTF-8 text", "Convert it to UTF-8.", offset + error.start) from error
+        except csv.Error as error:
+            raise self._wrong(f"the rows here do not parse ({error})", "Correct the quoting.", offset) from error
+
+    def _header(self) -> tuple[str, ...]:
+        begin = len(_BOM) if self._handle.pread(3, 0) == _BOM else 0
+        rows = self._rows(self._handle.pread(self._header_end - begin, begin), 0)
+        names = tuple(rows[0])
+        if len(set(names)) != len(names):
+            raise self._wrong("a column name comes twice in the header row", "Rename one of them.", 0)
+        return names
+
+    def _scan(self) -> tuple[array[int], int, int]:
+        """Offsets of every 64th record, their number, and the offset of the last one."""
+        offsets, records = array("q"), 0
+        header_wanted = not self._dialect.columns
+        self._header_end = 0
+        quotes_before, last_quote, row_start, last_start, at = 0, 0, 0, 0, 0
+        while at < self.size_bytes:
+            window = np.frombuffer(self._handle.pread(_SCAN_BYTES, at), dtype=np.uint8)
+            breaks = np.flatnonzero(window == _NEWLINE)
+            if self._dialect.quoted:
+                quotes = np.flatnonzero(window == _QUOTE)
+                # A line break ends a row when the quotes before it are balanced; a doubled quote counts twice.
+                breaks = breaks[(np.searchsorted(quotes, breaks) + quotes_before) % 2 == 0]
+                quotes_before += len(quotes)
+                last_quote = at + int(quotes[-1]) if len(quotes) else last_quote
+            ends = breaks + (at + 1)
+            at += len(window)
+            if at >= self.size_bytes and (not len(ends) or ends[-1] < self.size_bytes):
+                ends = np.append(ends, self.size_bytes)
+                if quotes_before % 2:
+                    what = "the quote here is never closed: truncated or corrupt"
+                    raise self._wrong(
+                        what, "Copy it again; if quotes are ordinary characters, use quoting=none.", last_quote
+                    )
+            if not len(ends):
+                continue
+            starts = np.concatenate(([row_start], ends[:-1]))
+            starts, row_start = self._without_blank(starts, ends), int(ends[-1])
+            if header_wanted and len(starts):
+                self._header_end = int(ends[ends > starts[0]][0])
+                starts, header_wanted = starts[1:], False
+            if len(starts):
+                offsets.extend(starts[(-records) % _INDEX_EVERY :: _INDEX_EVERY].tolist())
+                records += len(starts)
+                last_start = int(starts[-1])
+        if header_wanted:
+            raise self._wrong("it has no header row", "Write one, or name the columns: columns=a,b,c.", 0)
+        return offsets, records, last_start
+
+    def _without_blank(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Row starts less those of blank lines, which the parser skips too."""
+        short = np.flatnonzero(ends - starts <= 2)
+        blank = [
+            i for i in short.tolist() if not self._handle.pread(int(ends[i] - starts[i]), int(starts[i])).strip(b"\r\n")
+        ]
+        return np.delete(starts, blank)
+
+    def _wrong(self, what: str, remedy: str, offset: int) -> DataError:
+        return DataError(str(self._handle.path), what, remedy, offset)

@@ -1,0 +1,95 @@
+"""Parquet files, by row group; pyarrow is imported when the first one is opened."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from elasticdl.data.files import FilesReader, Handle, Record
+from elasticdl.errors import DataError, Problem, UsageError
+
+_KEPT_GROUPS = 2  # decoded row groups kept per file: they are large, and ranges are small
+_NEWER_COPY = "Copy or write the file again, and run `elasticdl data verify` on the copy."
+
+
+def import_pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        what = "reading and writing Parquet needs pyarrow, which is not installed"
+        raise UsageError([Problem("parquet", "", what, "Run: pip install 'elasticdl[parquet]'.")]) from error
+    return pyarrow
+
+
+def open_parquet(path: str, files: Mapping[str, Path], params: Mapping[str, str]) -> FilesReader:
+    first = next(iter(files.values()))
+    columns = ParquetFile(first).columns
+
+    def open_file(place: Path) -> ParquetFile:
+        opened = ParquetFile(place)
+        if opened.columns != columns:
+            what = f"its columns ({', '.join(opened.columns)}) are not those of {first.name} ({', '.join(columns)})"
+            raise DataError(str(place), what, "Give all files of a directory the same schema.")
+        return opened
+
+    return FilesReader(path, "parquet", files, open_file, {"column_names": list(columns)})
+
+
+class ParquetFile:
+    """One Parquet file, indexed by its footer."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.size_bytes = Handle(path).size_bytes
+        if not self.size_bytes:
+            raise DataError(str(path), "the file is empty", "Write it again, or remove it.", 0)
+        self._arrow = import_pyarrow()
+        self._lock = threading.Lock()  # a pyarrow file is not for several threads at once
+        try:
+            self._file = self._arrow.parquet.ParquetFile(str(path), page_checksum_verification=True)
+            metadata = self._file.metadata
+            counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+            self.columns = tuple(self._file.schema_arrow.names)
+        except (self._arrow.ArrowException, OSError) as error:
+            raise self._corrupt(error, self.size_bytes) from error
+        self._ends = np.cumsum(counts, dtype=np.int64)
+        self.records = int(sum(counts))
+        if self.records != metadata.num_rows:
+            raise DataError(str(path), "its footer contradicts itself", _NEWER_COPY, self.size_bytes)
+        self._groups: OrderedDict[int, Any] = OrderedDict()
+
+    def read(self, start: int, end: int) -> list[Record]:
+        first, last = (int(i) for i in np.searchsorted(self._ends, (start, end - 1), side="right"))
+        found: list[Record] = []
+        for group in range(first, last + 1):
+            before = int(self._ends[group - 1]) if group else 0
+            table = self._group(group)
+            low, high = max(start - before, 0), min(end - before, table.num_rows)
+            part = table.slice(low, high - low)
+            values = [column.to_pylist() for column in part.columns]
+            found += [dict(zip(self.columns, row, strict=True)) for row in zip(*values, strict=True)]
+        return found
+
+    def _group(self, number: int) -> Any:
+        with self._lock:
+            if number in self._groups:
+                self._groups.move_to_end(number)
+                return self._groups[number]
+            try:
+                table = self._file.read_row_group(number, use_threads=False)
+            except (self._arrow.ArrowException, OSError) as error:
+                offset = self._file.metadata.row_group(number).column(0).data_page_offset
+                raise self._corrupt(error, offset) from error
+            self._groups[number] = table
+            while len(self._groups) > _KEPT_GROUPS:
+                self._groups.popitem(last=False)
+            return table
+
+    def _corrupt(self, error: BaseException, offset: int) -> DataError:
+        return DataError(str(self._path), f"truncated, corrupt or not Parquet ({error})", _NEWER_COPY, offset)

@@ -1,0 +1,90 @@
+"""The one way to read data: open a path, describe it, read ranges of records from its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+from elasticdl.data.dataset import DataFile, Dataset
+from elasticdl.data.files import FilesReader, Record
+from elasticdl.data.formats import FORMATS, check_params, detect, list_files
+from elasticdl.errors import DataError, Problem, UsageError
+
+__all__ = ["DataFile", "Dataset", "Reader", "Record", "Verification", "open_reader", "verify"]
+
+_VERIFY_RECORDS = 4096
+_NO_PARAMS: Mapping[str, str] = MappingProxyType({})
+
+
+class Reader(Protocol):
+    """Record ranges in, records out; safe to share between threads."""
+
+    metadata: Mapping[str, object]  # for example the column names
+
+    def describe(self) -> Dataset:
+        """All files with sizes and record counts; reads headers, not records."""
+        ...
+
+    def read(self, name: str, start: int, end: int) -> list[Record]:
+        """Records start..end of one file, by its name in the description."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_reader(path: str, params: Mapping[str, str] = _NO_PARAMS, *, flag: str = "path") -> FilesReader:
+    """Opens a directory, a file or a glob; the format is params["format"] or found by looking at the files.
+
+    `flag` is the flag that messages about the path name. Addresses such as s3://… are refused for now.
+    """
+    files = list_files(path, flag)
+    wanted = params.get("format", "")
+    if wanted and wanted not in FORMATS:
+        what = f"there is no format {wanted!r}"
+        raise UsageError(
+            [Problem("--data_reader_params", f"format={wanted}", what, f"It is one of: {', '.join(FORMATS)}.")]
+        )
+    if wanted:
+        chosen = FORMATS[wanted]
+        folders = wanted == "images"
+        files = {name: entry for name, entry in files.items() if entry.is_dir() == folders}
+        if not files:
+            what = f"there is no {'class folder' if folders else 'data file'} in it"
+            raise UsageError([Problem(flag, path, what, "Name another directory.")])
+    else:
+        chosen, files = detect(path, files, flag)
+    check_params(chosen, params)
+    return chosen.open(path, files, params)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a complete reading of a data set found."""
+
+    files: tuple[DataFile, ...]  # those without a problem
+    problems: tuple[DataError, ...]
+
+
+def verify(
+    path: str,
+    params: Mapping[str, str] = _NO_PARAMS,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Verification:
+    """Reads every record of every file and checks every checksum; progress hears (file, records read, records)."""
+    reader = open_reader(path, params)
+    good, problems = [], []
+    for name in reader.names:
+        try:
+            file = reader.describe_file(name)
+            for start in range(0, file.records, _VERIFY_RECORDS):
+                end = min(start + _VERIFY_RECORDS, file.records)
+                reader.read(name, start, end)
+                if progress:
+                    progress(name, end, file.records)
+            good.append(file)
+        except DataError as error:
+            problems.append(error)
+    reader.close()
+    return Verification(tuple(good), tuple(problems))

@@ -1,0 +1,220 @@
+"""RecordIO version 1: chunks of length-prefixed records behind a header of five little-endian 32-bit numbers.
+
+header = magic 0x01020304, CRC-32 of the compressed bytes, compressor, compressed size, number of records
+chunk  = header, then the compressed form of: (length, bytes) for each record
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import secrets
+import struct
+import zlib
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import cramjam
+import numpy as np
+
+from elasticdl.data import snappy
+from elasticdl.data.files import Handle, Record
+from elasticdl.errors import DataError
+
+MAGIC = 0x01020304
+COMPRESSORS = {"none": 0, "snappy": 1, "gzip": 2}
+# Snappy compresses in blocks of 64 KiB anyway, so larger chunks gain nothing and cost random access.
+DEFAULT_CHUNK_BYTES = 64 * 1024
+
+_HEADER = struct.Struct("<5I")
+_LENGTH = struct.Struct("<I")
+_MAX_SPAN_BYTES = 8 * 1024 * 1024
+_NEWER_COPY = "Copy or convert the file again, and run `elasticdl data verify` on the copy."
+
+
+def _gunzip(data: memoryview) -> bytes:
+    return bytes(cramjam.gzip.decompress(data))
+
+
+def _gzip(data: bytes) -> bytes:
+    return gzip.compress(data, compresslevel=6, mtime=0)  # no time inside: equal records make equal files
+
+
+_COMPRESS: dict[int, Callable[[bytes], bytes]] = {0: bytes, 1: snappy.compress, 2: _gzip}
+_DECOMPRESS: dict[int, Callable[[memoryview], bytes | bytearray]] = {0: bytes, 1: snappy.decompress, 2: _gunzip}
+
+
+class RecordIOWriter:
+    """Writes one RecordIO file: under a temporary name, renamed when complete, removed when the block fails."""
+
+    def __init__(self, path: str | Path, compressor: str = "snappy", chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> None:
+        if compressor not in COMPRESSORS:
+            raise ValueError(f"compressor is one of {', '.join(COMPRESSORS)}, not {compressor!r}")
+        self.path = Path(path)
+        self.records = 0
+        self._compressor, self._chunk_bytes = COMPRESSORS[compressor], chunk_bytes
+        self._parts: list[bytes] = []
+        self._pending_bytes = 0
+        self._temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
+        self._file = self._temporary.open("xb")
+
+    def write(self, record: bytes) -> None:
+        if self._parts and self._pending_bytes + len(record) + 4 > self._chunk_bytes:
+            self._flush()
+        self._parts += (_LENGTH.pack(len(record)), record)
+        self._pending_bytes += len(record) + 4
+        self.records += 1
+
+    def close(self) -> None:
+        """Completes the file and gives it its name; a file without records would look like a truncated one."""
+        if self._file.closed:
+            return
+        if not self.records:
+            self.discard()
+            raise DataError(str(self.path), "no record was written to it", "Give it at least one record.")
+        self._flush()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._temporary.replace(self.path)
+
+    def discard(self) -> None:
+        """Forgets everything written; nothing appears under the file's name."""
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> RecordIOWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def _flush(self) -> None:
+        if not self._parts:
+            return
+        data = _COMPRESS[self._compressor](b"".join(self._parts))
+        count = len(self._parts) // 2
+        self._file.write(_HEADER.pack(MAGIC, zlib.crc32(data), self._compressor, len(data), count))
+        self._file.write(data)
+        self._parts.clear()
+        self._pending_bytes = 0
+
+
+class RecordIOFile:
+    """One RecordIO file, indexed by its chunk headers."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle = Handle(path)
+        self.size_bytes = self._handle.size_bytes
+        self._offsets, ends = _index(self._handle)
+        self._ends = np.frombuffer(ends, dtype=np.int64)  # records up to and including each chunk
+        self.records = ends[-1]
+        self._last: tuple[int, bytes | bytearray] = (-1, b"")  # neighbouring ranges often share a chunk
+
+    def read(self, start: int, end: int) -> list[Record]:
+        first, last = (int(i) for i in np.searchsorted(self._ends, (start, end - 1), side="right"))
+        found: list[Record] = []
+        chunk = first
+        while chunk <= last:
+            stop = chunk + 1
+            while stop <= last and self._offsets[stop + 1] - self._offsets[chunk] <= _MAX_SPAN_BYTES:
+                stop += 1
+            self._read_span(chunk, stop, start, end, found)
+            chunk = stop
+        return found
+
+    def _read_span(self, chunk: int, stop: int, start: int, end: int, found: list[Record]) -> None:
+        """Appends the wanted records of chunks chunk..stop, read from disk in one go."""
+        base = self._offsets[chunk]
+        span: memoryview | None = None
+        for number in range(chunk, stop):
+            before = int(self._ends[number - 1]) if number else 0
+            count = int(self._ends[number]) - before
+            offset = self._offsets[number]
+            cached, raw = self._last
+            if cached != number:
+                if span is None:
+                    span = memoryview(self._handle.pread(self._offsets[stop] - base, base))
+                raw = self._unpack(span[offset - base : self._offsets[number + 1] - base], offset)
+                self._last = (number, raw)
+            low, high = max(start - before, 0), min(end - before, count)
+            records = split_records(raw, count, low, high)
+            if records is None:
+                raise self._corrupt("its record lengths do not add up", offset)
+            found += records
+
+    def _unpack(self, chunk: memoryview, offset: int) -> bytes | bytearray:
+        if len(chunk) < _HEADER.size:
+            raise self._corrupt("the file became shorter while it was read", offset)
+        _, checksum, compressor, size, _ = _HEADER.unpack_from(chunk)
+        data = chunk[_HEADER.size :]
+        if len(data) != size:
+            raise self._corrupt("the file changed while it was read", offset)
+        if zlib.crc32(data) != checksum:
+            raise self._corrupt("the checksum of this chunk is wrong", offset)
+        try:
+            return _DECOMPRESS[compressor](data)
+        except (cramjam.DecompressionError, ValueError) as error:
+            raise self._corrupt(f"this chunk does not decompress ({error})", offset) from error
+
+    def _corrupt(self, what: str, offset: int) -> DataError:
+        return DataError(str(self._handle.path), what, _NEWER_COPY, offset)
+
+
+def split_records(raw: bytes | bytearray, count: int, start: int, end: int) -> list[bytes] | None:
+    """Records start..end of a chunk's `count`; None when the lengths contradict the chunk's size."""
+    if len(raw) < 4 * count or not count:
+        return None
+    (length,) = _LENGTH.unpack_from(raw)
+    if (length + 4) * count == len(raw):
+        prefixes = np.frombuffer(raw, dtype=np.uint8).reshape(count, length + 4)[:, :4]
+        if (np.ascontiguousarray(prefixes).view("<u4") == length).all():
+            rows = memoryview(raw)[start * (length + 4) : end * (length + 4)]
+            return [record for (record,) in struct.iter_unpack(f"4x{length}s", rows)]
+    found = []
+    position = 0
+    unpack = _LENGTH.unpack_from
+    raw = bytes(raw)
+    try:
+        for _ in range(count):
+            (length,) = unpack(raw, position)
+            position += 4 + length
+            found.append(raw[position - length : position])
+    except struct.error:
+        return None
+    return found[start:end] if position == len(raw) else None
+
+
+def _index(handle: Handle) -> tuple[array[int], array[int]]:
+    """Offsets of the chunks (and of the file's end), and the running number of records after each chunk."""
+    offsets, ends = array("q"), array("q")
+    path, offset, records, size_bytes = str(handle.path), 0, 0, handle.size_bytes
+    if not size_bytes:
+        raise DataError(path, "the file is empty", "Write it again, or remove it from the data directory.", 0)
+    while offset < size_bytes:
+        header = handle.pread(_HEADER.size, offset)
+        if len(header) < _HEADER.size:
+            what = f"the file is truncated: {len(header)} of the {_HEADER.size} bytes of a chunk header are left"
+            raise DataError(path, what, _NEWER_COPY, offset)
+        magic, _, compressor, size, count = _HEADER.unpack(header)
+        if magic != MAGIC:
+            what = f"no chunk starts here (0x{magic:08x} instead of 0x{MAGIC:08x}): corrupt, or not a RecordIO file"
+            raise DataError(path, what, _NEWER_COPY, offset)
+        if compressor not in _DECOMPRESS or not count:
+            what = f"corrupt chunk header (compressor {compressor}, {count} records)"
+            raise DataError(path, what, _NEWER_COPY, offset)
+        after = offset + _HEADER.size + size
+        if after > size_bytes:
+            what = f"the file is truncated: this chunk ends {after - size_bytes} bytes after the end of the file"
+            raise DataError(path, what, _NEWER_COPY, offset)
+        records += count
+        offsets.append(offset)
+        ends.append(records)
+        offset = after
+    offsets.append(offset)
+    return offsets, ends
