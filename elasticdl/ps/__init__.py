@@ -1,0 +1,1 @@
+"""The parameter servers: row store, optimizers, server and client."""

@@ -1,0 +1,85 @@
+"""What the native module offers (C++ in native/). Arrays must be C-contiguous and of exactly the type named."""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+class Optimizer:
+    """The rule that moves weights; arguments as in `elasticdl.job.parameters.OptimizerSpec`, less the learning rate."""
+
+    slots: int  # floats of state per weight
+    slot_start: float  # what each of them holds at the beginning
+
+    def __init__(
+        self,
+        kind: str,
+        flavour: str,
+        momentum: float,
+        nesterov: bool,
+        initial_accumulator: float,
+        beta_1: float,
+        beta_2: float,
+        epsilon: float,
+    ) -> None: ...
+
+class RowStore:
+    """Embedding rows by 64-bit id, `[weights | slots]`. One thread owns a store; a call from a second one is an error.
+
+    Rows are born by their first pull or push, as `initial_rows` says, with their slots at the optimizer's start.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        optimizer: Optimizer,
+        initializer: str,
+        a: float,
+        b: float,
+        seed: int,  # 0 to 2**64 - 1
+        capacity: int = 0,  # rows expected: the index is made that large at once
+        max_rows: int = 4294967295,  # births beyond it raise OverflowError
+    ) -> None: ...
+    def pull(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> None:
+        """Read rows into out[n, dim]; absent ones are born."""
+    def peek(self, ids: NDArray[np.int64], out: NDArray[np.float32], view: int = 0) -> None:
+        """Read rows of the live table (view 0) or of a pinned view. Creates none: absent ones show their birth value."""
+    def push(self, ids: NDArray[np.int64], grads: NDArray[np.float32], learning_rate: float, step: int) -> int:
+        """Add up the gradients of each id, in order, and take one optimizer step per distinct row; returns their number.
+
+        All absent rows are born before any row moves. `step` is 1 for the first batch ever applied.
+        """
+    def push_unique(self, ids: NDArray[np.int64], grads: NDArray[np.float32], learning_rate: float, step: int) -> None:
+        """`push` for ids that are all different."""
+    def pin(self) -> int:
+        """Freeze a view of the table as it is now; returns its number (never 0). Several may exist."""
+    def release(self, view: int) -> None:
+        """Give a view up, and the copies only it needed."""
+    def __len__(self) -> int: ...
+    def nbytes(self) -> int:
+        """Resident bytes: index, slabs and what is held for views."""
+    def export_rows(self, start: int, limit: int, view: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Ids and rows[m, dim * (1 + slots)] from row `start` on, in birth order, at most `limit`."""
+    def import_rows(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
+        """Insert or overwrite rows[m, dim * (1 + slots)]."""
+
+def update_dense(
+    weights: NDArray[np.float32],
+    slots: NDArray[np.float32],
+    grads: NDArray[np.float32],
+    optimizer: Optimizer,
+    learning_rate: float,
+    step: int,
+) -> None:
+    """One optimizer step on weights[n], in place; slots[n * optimizer.slots] one slot after the other."""
+
+def initial_rows(
+    ids: NDArray[np.int64], dim: int, initializer: str, a: float, b: float, seed: int
+) -> NDArray[np.float32]:
+    """What rows[n, dim] are born as: a pure function of seed and id."""
+
+def isa() -> str:
+    """The instruction set in use."""
+
+def set_isa(name: Literal["best", "scalar", "avx2", "avx512"]) -> None:
+    """Choose the instruction set; the results are the same bits."""

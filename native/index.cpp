@@ -1,0 +1,138 @@
+#include "index.h"
+
+#include <stdexcept>
+#include <utility>
+
+namespace elasticdl {
+namespace {
+
+constexpr size_t kFirstBuckets = kPage / sizeof(Bucket);
+constexpr size_t kSegmentBuckets = kHugePage / sizeof(Bucket);
+constexpr unsigned kMaxDepth = 30;
+
+size_t places(size_t buckets) { return buckets * kBucketKeys; }
+
+// From 0.45 to 0.50 of the places, spread over the segments by the golden ratio.
+uint32_t limit_of(size_t number, size_t buckets) {
+  if (buckets < kSegmentBuckets) return static_cast<uint32_t>(places(buckets) / 2);
+  const uint64_t spread = (number * kGolden) >> 58;  // 0..63
+  return static_cast<uint32_t>(places(buckets) * (576 + spread) / 1280);
+}
+
+}  // namespace
+
+Index::Index(size_t expected_rows) {
+  size_t buckets = kFirstBuckets;
+  while (buckets < kSegmentBuckets && places(buckets) / 2 < expected_rows) buckets *= 2;
+  while (depth_ < kMaxDepth && (size_t{limit_of(0, buckets)} << depth_) < expected_rows && buckets == kSegmentBuckets) ++depth_;
+  mask_ = static_cast<uint32_t>(buckets - 1);
+  const size_t count = size_t{1} << depth_;
+  segments_.reserve(count);
+  for (size_t number = 0; number < count; ++number) {
+    segments_.push_back(make_segment(number, depth_, buckets));
+    owners_.push_back(static_cast<uint32_t>(number));
+    directory_.push_back(segments_.back().buckets());
+  }
+}
+
+Index::Segment Index::make_segment(size_t number, unsigned depth, size_t buckets) const {
+  Segment segment;
+  segment.pages = Pages(buckets * sizeof(Bucket), 0);
+  segment.depth = depth;
+  segment.limit = limit_of(number, buckets);
+  return segment;
+}
+
+uint32_t Index::find(int64_t id) const {
+  const uint64_t hash = place_hash(id);
+  const Bucket* buckets = directory_[directory_entry(hash)];
+  for (uint32_t at = static_cast<uint32_t>(hash) & mask_;; at = (at + 1) & mask_) {
+    const Bucket& bucket = buckets[at];
+    for (uint32_t i = 0; i < bucket.count; ++i) {
+      if (bucket.keys[i] == id) return bucket.slots[i];
+    }
+    if (bucket.count < kBucketKeys) return kAbsent;
+  }
+}
+
+void Index::place(Bucket* buckets, uint32_t mask, uint64_t hash, int64_t id, uint32_t slot) {
+  uint32_t at = static_cast<uint32_t>(hash) & mask;
+  while (buckets[at].count == kBucketKeys) at = (at + 1) & mask;
+  Bucket& bucket = buckets[at];
+  bucket.keys[bucket.count] = id;
+  bucket.slots[bucket.count] = slot;
+  ++bucket.count;
+}
+
+void Index::insert(int64_t id, uint32_t slot) {
+  const uint64_t hash = place_hash(id);
+  size_t entry = directory_entry(hash);
+  while (segments_[owners_[entry]].count >= segments_[owners_[entry]].limit) {
+    if (size_t{mask_} + 1 < kSegmentBuckets) {
+      widen();
+    } else {
+      split(hash);
+    }
+    entry = directory_entry(hash);
+  }
+  place(directory_[entry], mask_, hash, id, slot);
+  ++segments_[owners_[entry]].count;
+}
+
+void Index::widen() {
+  Segment& old = segments_.front();
+  const size_t buckets = (size_t{mask_} + 1) * 2;
+  Segment wide = make_segment(0, 0, buckets);
+  const uint32_t mask = static_cast<uint32_t>(buckets - 1);
+  for (size_t b = 0; b <= mask_; ++b) {
+    const Bucket& bucket = old.buckets()[b];
+    for (uint32_t i = 0; i < bucket.count; ++i) place(wide.buckets(), mask, place_hash(bucket.keys[i]), bucket.keys[i], bucket.slots[i]);
+  }
+  wide.count = old.count;
+  directory_.front() = wide.buckets();
+  old = std::move(wide);
+  mask_ = mask;
+}
+
+void Index::split(uint64_t hash) {
+  const uint32_t number = owners_[directory_entry(hash)];
+  const unsigned depth = segments_[number].depth;
+  if (depth == kMaxDepth) throw std::runtime_error("row index: too many ids share a hash prefix");
+  // Everything that can fail comes first.
+  segments_.reserve(segments_.size() + 1);
+  if (depth == depth_) {
+    std::vector<uint32_t> owners(owners_.size() * 2);
+    std::vector<Bucket*> directory(owners.size());
+    for (size_t i = 0; i < owners.size(); ++i) {
+      owners[i] = owners_[i / 2];
+      directory[i] = directory_[i / 2];
+    }
+    owners_ = std::move(owners);
+    directory_ = std::move(directory);
+    ++depth_;
+  }
+  const uint32_t sibling = static_cast<uint32_t>(segments_.size());
+  Segment low = make_segment(number, depth + 1, size_t{mask_} + 1);
+  Segment high = make_segment(sibling, depth + 1, size_t{mask_} + 1);
+
+  const Segment& old = segments_[number];
+  for (size_t b = 0; b <= mask_; ++b) {
+    const Bucket& bucket = old.buckets()[b];
+    for (uint32_t i = 0; i < bucket.count; ++i) {
+      const uint64_t h = place_hash(bucket.keys[i]);
+      Segment& side = (h >> (63 - depth)) & 1 ? high : low;
+      place(side.buckets(), mask_, h, bucket.keys[i], bucket.slots[i]);
+      ++side.count;
+    }
+  }
+  for (size_t i = 0; i < owners_.size(); ++i) {
+    if (owners_[i] != number) continue;
+    const bool upper = (i >> (depth_ - depth - 1)) & 1;
+    owners_[i] = upper ? sibling : number;
+    directory_[i] = upper ? high.buckets() : low.buckets();
+  }
+  segments_[number] = std::move(low);
+  segments_.push_back(std::move(high));
+}
+
+}  // namespace elasticdl

@@ -1,0 +1,77 @@
+// Pinned views: a table as it was at some moment, kept by copying chunks of rows before they are first overwritten.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "memory.h"
+#include "rows.h"
+
+namespace elasticdl {
+
+// Equal-sized copies of chunks, numbered from 1, in blocks that go back to the system with the last view.
+class ChunkPool {
+ public:
+  explicit ChunkPool(size_t chunk_bytes);
+  uint32_t take();
+  void give(uint32_t chunk) { free_.push_back(chunk); }
+  void clear();
+  char* address(uint32_t chunk) const {
+    return blocks_[(chunk - 1) >> shift_].data() + static_cast<size_t>((chunk - 1) & mask_) * chunk_bytes_;
+  }
+  size_t bytes() const;
+
+ private:
+  size_t chunk_bytes_;
+  unsigned shift_;
+  uint32_t mask_;
+  uint32_t used_ = 0;
+  std::vector<Pages> blocks_;
+  std::vector<uint32_t> free_;
+};
+
+// Only the newest view receives copies: an older one that lacks a chunk finds it in the next newer view that has it,
+// or in the table itself when nobody wrote it since.
+class Views {
+ public:
+  Views(size_t stride, size_t rows_per_slab);
+
+  uint32_t pin(size_t rows);
+  void release(uint32_t view);
+  bool empty() const { return views_.empty(); }
+  void protect(const RowsHead& rows, const uint32_t* slots, size_t n);  // before rows are written
+  size_t bytes() const;
+
+  // A view to read from: its rows are those below `rows`, in birth order.
+  class Reader {
+   public:
+    Reader(const Views& views, const RowsHead& rows, size_t position) : views_(views), rows_(rows), position_(position) {}
+    size_t rows() const { return views_.views_[position_].rows; }
+    const float* row(uint32_t slot) const;
+
+   private:
+    const Views& views_;
+    RowsHead rows_;
+    size_t position_;
+  };
+  Reader reader(uint32_t view, const RowsHead& rows) const { return Reader(*this, rows, position_of(view)); }
+
+ private:
+  struct View {
+    uint32_t number;
+    size_t rows;
+    Pages copies;  // chunk -> number of its copy, 0 = none
+    uint32_t* table() const { return reinterpret_cast<uint32_t*>(copies.data()); }
+  };
+
+  size_t position_of(uint32_t view) const;
+  size_t chunks(const View& view) const { return (view.rows + (size_t{1} << chunk_shift_) - 1) >> chunk_shift_; }
+
+  size_t stride_;
+  unsigned chunk_shift_;
+  ChunkPool pool_;
+  std::vector<View> views_;  // oldest first
+  uint32_t last_ = 0;
+};
+
+}  // namespace elasticdl
