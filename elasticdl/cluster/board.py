@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from elasticdl.cluster.protocol import ReplicaPhase, ReplicaStatus
 
@@ -31,7 +31,7 @@ class Board:
         for queue in self._watchers:
             queue.put_nowait(status)
 
-    async def watch(self) -> AsyncIterator[ReplicaStatus]:
+    async def watch(self) -> AsyncGenerator[ReplicaStatus, None]:
         """All statuses as they are now, then every change, until the board is closed."""
         queue: asyncio.Queue[ReplicaStatus | None] = asyncio.Queue()
         for status in self._statuses.values():

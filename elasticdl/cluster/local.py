@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from elasticdl.cluster import endpoint
@@ -53,7 +53,7 @@ class LocalCluster:
     async def list(self) -> list[ReplicaStatus]:
         return (await self._call(List())).replicas or []
 
-    async def events(self) -> AsyncIterator[ReplicaStatus]:
+    async def events(self) -> AsyncGenerator[ReplicaStatus, None]:
         connection = await self._connect()
         self._watches.add(connection)
         try:

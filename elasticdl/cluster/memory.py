@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from elasticdl.cluster.board import Board
@@ -68,7 +68,7 @@ class MemoryCluster:
         self._check_open()
         return self._board.all()
 
-    def events(self) -> AsyncIterator[ReplicaStatus]:
+    def events(self) -> AsyncGenerator[ReplicaStatus, None]:
         return self._board.watch()
 
     async def close(self) -> None:

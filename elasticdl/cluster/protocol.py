@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -96,8 +96,11 @@ class Cluster(Protocol):
     async def list(self) -> list[ReplicaStatus]:
         """Every replica of the job, in the order of their first launch; gone ones too, with their last exit."""
 
-    def events(self) -> AsyncIterator[ReplicaStatus]:
-        """The status of every replica as it is now, then each change of phase; ends when the cluster is closed."""
+    def events(self) -> AsyncGenerator[ReplicaStatus, None]:
+        """The status of every replica as it is now, then each change of phase; ends when the cluster is closed.
+
+        Close it (`contextlib.aclosing`) when leaving it early.
+        """
 
     async def close(self) -> None:
         """Let go of the cluster. A client's replicas run on."""

@@ -118,9 +118,10 @@ class _Connection:
 
     async def _send_events(self) -> None:
         with contextlib.suppress(OSError):  # a client that is gone ends `serve` too
-            async for status in self._cluster.events():
-                self.send(Event(status=status))
-                await self._writer.drain()
+            async with contextlib.aclosing(self._cluster.events()) as events:
+                async for status in events:
+                    self.send(Event(status=status))
+                    await self._writer.drain()
 
     def send(self, message: Message) -> None:
         self._writer.write(encode(message))

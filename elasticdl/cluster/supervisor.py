@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -125,7 +125,7 @@ class Supervisor:
     async def close(self) -> None:
         await self.shutdown(grace_seconds=0)
 
-    def events(self) -> AsyncIterator[ReplicaStatus]:
+    def events(self) -> AsyncGenerator[ReplicaStatus, None]:
         return self._board.watch()
 
     async def list(self) -> list[ReplicaStatus]:
