@@ -57,22 +57,22 @@ def _in_words(kind: str, context: dict[str, Any], message: str, value: Any) -> t
     if isinstance(raised, Invalid):
         return raised.what, raised.remedy
     if kind == "greater_than_equal":
-        return f"is below {context['ge']}", f"Give {context['ge']} or more."
+        return f"below {context['ge']}, the least it may be", f"Give {context['ge']} or more."
     if kind == "greater_than":
-        return f"is not above {context['gt']}", f"Give a number above {context['gt']}."
+        return f"not above {context['gt']}", f"Give a number above {context['gt']}."
     if kind in ("less_than_equal", "less_than"):
         limit = context.get("le", context.get("lt"))
-        return f"is above {limit}", f"Give at most {limit}."
+        return f"above {limit}, the most it may be", f"Give at most {limit}."
     if kind == "literal_error":
         choices = context["expected"].replace("'", "").replace(" or ", ", ")
         meant = nearest(str(value), choices.split(", "))
-        return f"is not one of {choices}", f"Did you mean {meant}?" if meant else "Choose one of them."
+        return f"not one of {choices}", f"Did you mean {meant}?" if meant else "Choose one of them."
     if kind in ("bool_parsing", "bool_type"):
-        return "is neither true nor false", "Write true or false."
+        return "neither true nor false", "Write true or false."
     if kind in ("float_parsing", "float_type", "finite_number"):
-        return "is not a number", "Give a number, such as 30 or 0.5."
+        return "not a number", "Give a number, such as 30 or 0.5."
     if kind == "string_type":
-        return "is not text", "Give a single word or path."
+        return "not text", "Give a single word or path."
     if kind == "extra_forbidden":
-        return "is not known", "Remove it."
+        return "not known", "Remove it."
     return message[:1].lower() + message[1:], "Correct the value."

@@ -7,11 +7,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal
 
 from elasticdl.job.values import JOB_NAME_MAX
 
-MASTER, WORKER, PS, CHIEF, EVALUATOR = "master", "worker", "ps", "chief", "evaluator"
-ROLES = (MASTER, WORKER, PS, CHIEF, EVALUATOR)
+Role = Literal["master", "worker", "ps", "chief", "evaluator"]
+MASTER: Final = "master"
+WORKER: Final = "worker"
+PS: Final = "ps"
+CHIEF: Final = "chief"
+EVALUATOR: Final = "evaluator"
+ROLES: tuple[Role, ...] = (MASTER, WORKER, PS, CHIEF, EVALUATOR)
 
 # Environment that user code reads, as it always could.
 ENV_MASTER_ADDR = "MASTER_ADDR"

@@ -35,7 +35,7 @@ class ResourceSpec:
         elif isinstance(value, str):
             pairs = read_pairs(value, ",")
         else:
-            raise Invalid("is not a list of resources", EXAMPLE)
+            raise Invalid("not a list of resources", EXAMPLE)
         cpu: float | None = None
         memory: int | None = None
         extended: dict[str, int] = {}
@@ -61,6 +61,13 @@ class ResourceSpec:
         """Every amount by its Kubernetes name."""
         known = {"cpu": self.cpu, "memory": self.memory}
         return {k: v for k, v in known.items() if v is not None} | dict(self.extended)
+
+    def at_most(self, limit: ResourceSpec) -> ResourceSpec:
+        """The same, lowered to a limit where it is above."""
+        allowed = limit.amounts()
+        return ResourceSpec.parse(
+            {name: min(amount, allowed.get(name, amount)) for name, amount in self.amounts().items()}
+        )
 
     def __str__(self) -> str:
         parts = [f"cpu={self.cpu:.3f}".rstrip("0").rstrip(".")] if self.cpu is not None else []
@@ -180,7 +187,7 @@ def read_volumes(value: Any) -> tuple[VolumeSpec, ...]:
     if isinstance(items, dict):
         items = [items]
     if not isinstance(items, (list, tuple)):
-        raise Invalid("is not a list of volumes", "Write host_path=/data,mount_path=/data.")
+        raise Invalid("not a list of volumes", "Write host_path=/data,mount_path=/data.")
     volumes = tuple(_read_volume(item) for item in items)
     mounts = [v.mount_path for v in volumes]
     twice = next((m for m in mounts if mounts.count(m) > 1), None)
@@ -218,11 +225,11 @@ class PrioritySpec:
         if not equals:
             return cls(dns_label(name.strip()))
         if not re.fullmatch(r"\s*\d+(\.\d+)?\s*", share) or not 0 <= float(share) <= 1:
-            raise Invalid("is not a share between 0 and 1", "Write high, low, 0.5 or high=0.5.")
+            raise Invalid("not a share between 0 and 1", "Write high, low, 0.5 or high=0.5.")
         return cls(dns_label(name.strip()), float(share))
 
     def __str__(self) -> str:
-        return self.name if self.share == 1.0 else f"{self.name}={self.share:g}"
+        return self.name if self.share == 1.0 else f"{self.name}={self.share}"
 
 
 def _optional_resources(value: Any) -> ResourceSpec | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import shlex
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, ValidationError
 
 from elasticdl.errors import Problem, UsageError
 from elasticdl.job.invalid import from_validation
 from elasticdl.job.knob import Command, Knob, Part, read_knob
+from elasticdl.job.names import Role
 from elasticdl.job.parts.allreduce import AllreducePart
 from elasticdl.job.parts.cluster import ClusterPart
 from elasticdl.job.parts.data import DataPart
@@ -39,8 +40,6 @@ GROUPS: tuple[type[Part], ...] = (
     OwnProgramPart,
     ByHandPart,
 )
-
-Role = Literal["master", "worker", "ps", "chief", "evaluator"]
 
 
 # pydantic collects fields from the last base to the first: the order here is GROUPS, reversed.
@@ -102,14 +101,13 @@ class JobSpec(
         found: ResourceSpec = getattr(self, f"{role}_resource_request")
         return found
 
-    def with_values(self, **values: Any) -> JobSpec:
-        """A copy with some knobs changed, validated; the others keep whether they were given."""
-        given = {name: getattr(self, name) for name in self.model_fields_set} | values
-        return JobSpec.model_validate(given)
-
     def given(self) -> dict[str, Any]:
         """The knobs that differ from their defaults, in the order of the help."""
         return {k.name: v for k in knobs().values() if (v := getattr(self, k.name)) != k.default}
+
+    def with_values(self, **values: Any) -> JobSpec:
+        """A validated copy with some knobs changed."""
+        return JobSpec.model_validate({**self.given(), "command": self.command, **values})
 
 
 @functools.cache

@@ -27,13 +27,13 @@ def whole(value: Any) -> Any:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise Invalid("is not a whole number", "Give a whole number, such as 2.")
+    raise Invalid("not a whole number", "Give a whole number, such as 2.")
 
 
 def number(value: Any) -> Any:
     """A number; pydantic alone would take true for 1."""
     if isinstance(value, bool):
-        raise Invalid("is not a number", "Give a number, such as 30 or 0.5.")
+        raise Invalid("not a number", "Give a number, such as 30 or 0.5.")
     return value
 
 
@@ -48,8 +48,8 @@ def job_name(value: Any) -> Any:
     suggestion = re.sub(r"[^a-z0-9]+", "-", name.lower())[:JOB_NAME_MAX].strip("-")
     hint = f"Write {suggestion}." if suggestion else "Write something like test-mnist."
     if len(name) > JOB_NAME_MAX:
-        return _refuse(f"is longer than {JOB_NAME_MAX} characters", hint)
-    return _refuse("is not a DNS label (lower-case letters, digits and dashes)", hint)
+        return _refuse(f"longer than {JOB_NAME_MAX} characters", hint)
+    return _refuse("not a DNS label (lower-case letters, digits and dashes)", hint)
 
 
 def dns_label(value: Any) -> Any:
@@ -57,14 +57,14 @@ def dns_label(value: Any) -> Any:
     name = blank_is_none(value)
     if name is None or (len(str(name)) <= 63 and DNS_LABEL.fullmatch(str(name))):
         return name
-    return _refuse("is not a DNS label (lower-case letters, digits and dashes)", "Use the name that kubectl shows.")
+    return _refuse("not a DNS label (lower-case letters, digits and dashes)", "Use the name that kubectl shows.")
 
 
 def symbol(value: Any) -> Any:
     """A name in the model file, or `module.name` beside it."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", value.strip()):
         return value.strip()
-    return _refuse("is not a Python name", "Give the name of a function in the model file, or module.name.")
+    return _refuse("not a Python name", "Give the name of a function in the model file, or module.name.")
 
 
 def model_definition(value: Any) -> Any:
@@ -73,8 +73,16 @@ def model_definition(value: Any) -> Any:
     if text is None or re.fullmatch(r"[\w-]+(\.[\w-]+)*\.[A-Za-z_]\w*", str(text)):
         return text
     return _refuse(
-        "is not a dotted path to a symbol", "Write folder.file.symbol, such as mnist.mnist_functional_api.custom_model."
+        "not a dotted path to a symbol", "Write folder.file.symbol, such as mnist.mnist_functional_api.custom_model."
     )
+
+
+def model_file(value: Any) -> Any:
+    """The path of a Python file."""
+    text = blank_is_none(value)
+    if text is None or re.fullmatch(r"(.*/)?[\w-]+\.py", str(text)):
+        return text
+    return _refuse("not the path of a Python file", "Give a path that ends in .py.")
 
 
 def image(value: Any) -> Any:
@@ -92,9 +100,7 @@ def regular_expression(value: Any) -> Any:
         try:
             re.compile(str(text))
         except re.error as error:
-            raise Invalid(
-                f"is not a regular expression: {error}", "Give a name or a pattern, such as 'AWS_.*'."
-            ) from None
+            raise Invalid(f"not a regular expression: {error}", "Give a name or a pattern, such as 'AWS_.*'.") from None
     return text
 
 
@@ -120,10 +126,15 @@ def json_object(value: Any) -> Any:
         try:
             parsed = json.loads(str(text))
         except ValueError as error:
-            raise Invalid(f"is not JSON: {error}", "Give one JSON object.") from None
+            raise Invalid(f"not JSON: {error}", "Give one JSON object.") from None
         if not isinstance(parsed, dict):
-            raise Invalid("is not a JSON object", "Give one JSON object.")
+            raise Invalid("not a JSON object", "Give one JSON object.")
     return text
+
+
+def on_off(value: Any) -> Any:
+    """`on` and `off`, which YAML reads as true and false."""
+    return {"true": "on", "false": "off"}.get(str(value).lower(), value)
 
 
 def upper(value: Any) -> Any:
@@ -138,7 +149,7 @@ def critical_workers(value: Any) -> Any:
         return "default"
     if re.fullmatch(r"default|none|\d+:\d+(,\d+:\d+)*", str(text)):
         return text
-    return _refuse("is not default, none or a list of index:relaunches", "Write something like 0:1,3:0.")
+    return _refuse("not default, none or a list of index:relaunches", "Write something like 0:1,3:0.")
 
 
 def _refuse(what: str, remedy: str) -> Any:
@@ -205,7 +216,7 @@ def _mapping(value: Any, separator: str) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if value is None:
         return {}
-    raise Invalid("is not a mapping", f"Write name=value{separator}name=value, or a mapping in YAML.")
+    raise Invalid("not a mapping", f"Write name=value{separator}name=value, or a mapping in YAML.")
 
 
 def _plain(value: Any) -> str:
@@ -241,6 +252,7 @@ JobName = Annotated[str | None, BeforeValidator(job_name)]
 DnsLabel = Annotated[str | None, BeforeValidator(dns_label)]
 Symbol = Annotated[str, BeforeValidator(symbol)]
 ModelDefinition = Annotated[str | None, BeforeValidator(model_definition)]
+ModelFile = Annotated[str | None, BeforeValidator(model_file)]
 Image = Annotated[str | None, BeforeValidator(image)]
 Pattern = Annotated[str | None, BeforeValidator(regular_expression)]
 CommandLine = Annotated[str | None, BeforeValidator(command_line)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from elasticdl.job.knob import Part, knob
-from elasticdl.job.values import ModelDefinition, Params, Symbol, Text
+from elasticdl.job.values import ModelDefinition, ModelFile, Params, Symbol, Text
 
 
 class ModelPart(Part):
@@ -23,7 +23,7 @@ class ModelPart(Part):
         metavar="PATH.SYMBOL",
         common=True,
     )
-    model_file: Text = knob(
+    model_file: ModelFile = knob(
         None,
         "The model file by its path, with custom_model() in it. An older way to write --model_zoo and --model_def.",
         metavar="FILE",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator
 
 from elasticdl.job.knob import TRAIN, Part, knob
-from elasticdl.job.values import Count, OptionalCount, Positive
+from elasticdl.job.values import Count, OptionalCount, Positive, on_off
 
 SYNCHRONOUS = "synchronous training with parameter servers"
 
@@ -65,7 +67,7 @@ class ServersPart(Part):
         commands=TRAIN,
         later="starting a failed server again",
     )
-    launch_worker_after_ps_running: Literal["default", "on", "off"] = knob(
+    launch_worker_after_ps_running: Annotated[Literal["default", "on", "off"], BeforeValidator(on_off)] = knob(
         "default",
         "Whether workers started only after all servers ran, in older versions.",
         commands=TRAIN,

@@ -1,0 +1,1 @@
+"""The `elasticdl` command."""

@@ -1,0 +1,137 @@
+"""The `elasticdl` command: finds the subcommand, runs it, and says what went wrong in plain words.
+
+Subcommands are imported only when they run, so that `elasticdl --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from elasticdl import __version__
+from elasticdl.cli import help as help_texts
+from elasticdl.errors import ElasticDLError, Problem, UsageError
+
+GROUPS = {
+    "Run a job": {
+        "train": "Train a model over workers that may come and go.",
+        "evaluate": "Evaluate a trained model (not in this release yet).",
+        "predict": "Run a trained model over data (not in this release yet).",
+        "run": "Run a program of your own elastically (not in this release yet).",
+    },
+    "Look after jobs": {
+        "list": "List the jobs.",
+        "status": "Show a job: progress, replicas, decisions with their reasons.",
+        "logs": "Show the log of a job's replicas; -f follows it.",
+        "stop": "Stop a job gracefully, with a checkpoint.",
+        "scale": "Change the number of workers or servers (not in this release yet).",
+        "top": "Watch what jobs use (not in this release yet).",
+        "chaos": "Kill replicas on purpose and audit the result (not in this release yet).",
+    },
+    "Prepare": {
+        "data": "Convert and inspect data files.",
+        "zoo": "Make images of your models: zoo init, build, push (not in this release yet).",
+    },
+}
+JOB_COMMANDS = ("train", "evaluate", "predict")
+LOOKING_AFTER = ("list", "status", "logs", "stop")
+NOT_BUILT = {
+    "run": "running a program of your own",
+    "scale": "changing the size of a running job",
+    "top": "watching what jobs use",
+    "chaos": "killing replicas on purpose",
+    "zoo": "building images",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code: 0 done, 1 failed, 2 the request is wrong, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    command = words[0] if words else "--help"
+    try:
+        return _dispatch(command, words[1:])
+    except ElasticDLError as error:
+        _complain(command, error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader went away: elasticdl logs | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(command: str, words: list[str]) -> int:
+    if command in ("--help", "-h", "help") and not words:
+        print(help_texts.overview(GROUPS, __version__))
+        return 0
+    if command == "help":
+        return _dispatch(words[0], ["--help"])
+    if command in ("--version", "version"):
+        print(f"elasticdl {__version__}")
+        return 0
+    if command in JOB_COMMANDS:
+        return _job(command, words)
+    if command in LOOKING_AFTER or command == "data":
+        return _with_argparse(command, words)
+    if command in NOT_BUILT:
+        what = f"{NOT_BUILT[command]} is not part of this release yet"
+        raise UsageError([Problem(f"elasticdl {command}", "", what, "See elasticdl --help for what is.")])
+    raise UsageError([_unknown(command)])
+
+
+def _job(command: str, words: list[str]) -> int:
+    from elasticdl.cli import flags
+
+    wanted = flags.wants_help(words)
+    if wanted:
+        print(help_texts.command_help(command, everything=wanted == "all"))
+        return 0
+    request = flags.read_request(words, command)
+    if request.dry_run is not None:
+        from elasticdl.cli.dry_run import show
+
+        print(show(request.resolved, request.dry_run))
+        return 0
+    request.resolved.require()
+    from elasticdl.cli import train
+
+    return train.run(request.resolved)
+
+
+def _with_argparse(command: str, words: list[str]) -> int:
+    import argparse
+
+    about = next(commands[command] for commands in GROUPS.values() if command in commands)
+    parser = argparse.ArgumentParser(prog=f"elasticdl {command}", description=about)
+    try:
+        if command == "data":
+            from elasticdl.cli import data
+
+            data.add_arguments(parser)
+            return data.run(parser.parse_args(words))
+        from elasticdl.cli import jobs
+
+        jobs.add_arguments(command, parser)
+        return jobs.run(command, parser.parse_args(words))
+    except SystemExit as stop:  # argparse has already said why
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
+
+
+def _unknown(command: str) -> Problem:
+    from elasticdl.job.invalid import nearest
+
+    if command.startswith("-"):
+        return Problem(command, "", "stands where a command belongs", "Write elasticdl COMMAND first, then its flags.")
+    meant = nearest(command, [name for commands in GROUPS.values() for name in commands])
+    remedy = f"Did you mean elasticdl {meant}?" if meant else "See elasticdl --help."
+    return Problem(f"elasticdl {command}", "", "unknown command", remedy)
+
+
+def _complain(command: str, error: ElasticDLError) -> None:
+    if isinstance(error, UsageError) and len(error.problems) > 1:
+        lines = "\n".join(f"  {problem}" for problem in error.problems)
+        print(f"elasticdl {command}: {len(error.problems)} problems\n{lines}", file=sys.stderr)
+    else:
+        text = str(error)
+        print(text if text.startswith("elasticdl ") else f"elasticdl {command}: {text}", file=sys.stderr)

@@ -1,0 +1,189 @@
+"""From what a user asked for to the job that runs: derived values, the reasons for them, and what stands in the way."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from elasticdl.errors import Problem, UsageError
+from elasticdl.job import names
+from elasticdl.job.checks import findings, roles
+from elasticdl.job.resources import ResourceSpec
+from elasticdl.job.spec import JobSpec, knobs
+
+NOT_BUILT = {"evaluate": "evaluating a saved model", "predict": "prediction"}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A job ready to run, or the reasons why it cannot."""
+
+    spec: JobSpec
+    decisions: tuple[str, ...]  # what was derived, each with its reason: printed when the job starts
+    notes: tuple[str, ...]  # about flags that change nothing here, each by name
+    problems: tuple[Problem, ...]  # what is wrong with the request
+    later: tuple[Problem, ...]  # what is right, but not part of this release yet
+
+    def require(self) -> JobSpec:
+        """The job to run; raises UsageError with everything that stands in the way."""
+        if self.problems or self.later:
+            raise UsageError([*self.problems, *self.later])
+        return self.spec
+
+
+def resolve(
+    spec: JobSpec,
+    problems: Sequence[Problem] = (),
+    refused: Collection[str] = (),
+    *,
+    env: Mapping[str, str] | None = None,
+    unique: str | None = None,
+) -> Resolved:
+    """Fill in what the user left open.
+
+    `problems` were found while reading; knobs in `refused` have one and hold their default, so that checks that look at
+    them are left out. `unique` ends a made-up job name. Resolving a resolved job changes nothing.
+    """
+    found = [*problems, *(problem for seen, problem in findings(spec) if not set(seen) & set(refused))]
+    values: dict[str, Any] = {}
+    decisions: list[str] = []
+    notes: list[str] = []
+    runtime = _runtime(spec, decisions)
+    values["runtime"] = runtime
+    _older_spellings(spec, values, notes)
+    _shape(spec, values, decisions, notes)
+    if runtime == "local":
+        state_dir = Path(spec.state_dir).expanduser().absolute() if spec.state_dir else names.default_state_dir(env)
+        values["state_dir"] = str(state_dir)
+    else:
+        values |= _requests_and_limits(spec)
+    if spec.job_name is None:
+        model = values.get("model_def", spec.model_def) or "job"
+        values["job_name"] = names.made_up_job_name(model, unique or secrets.token_hex(3))
+        decisions.append(f"The job is called {values['job_name']}, since --job_name is not given.")
+    if runtime == "local" and spec.checkpoint_dir is None:
+        paths = names.JobPaths(state_dir, values.get("job_name", spec.job_name) or "")
+        values["checkpoint_dir"] = str(paths.checkpoint)
+    notes += _notes(spec, runtime)
+    return Resolved(
+        spec.with_values(**values), tuple(decisions), tuple(notes), tuple(found), tuple(_later(spec, runtime))
+    )
+
+
+def _runtime(spec: JobSpec, decisions: list[str]) -> str:
+    where = {"local": "as processes on this machine", "kubernetes": "as pods on Kubernetes"}
+    image = next((n for n in ("image_name", "worker_image", "ps_image") if getattr(spec, n) is not None), None)
+    runtime = spec.runtime or ("kubernetes" if image else "local")
+    if spec.runtime is not None:
+        why = f"as --runtime={spec.runtime} says"
+    else:
+        why = f"since --{image} is given" if image else "since no --image_name is given"
+    decisions.append(f"The job runs {where[runtime]}, {why}.")
+    return runtime
+
+
+def _older_spellings(spec: JobSpec, values: dict[str, Any], notes: list[str]) -> None:
+    if spec.model_file is not None and spec.model_def is None:
+        path = PurePath(spec.model_file)
+        values |= {"model_zoo": str(path.parent), "model_def": f"{path.stem}.custom_model", "model_file": None}
+        notes.append(
+            f"--model_file={spec.model_file} is read as --model_zoo={path.parent} --model_def={values['model_def']}"
+        )
+    if spec.records_per_task is not None and spec.num_minibatches_per_task == 8:
+        per_task = math.ceil(spec.records_per_task / spec.minibatch_size)
+        values |= {"num_minibatches_per_task": per_task, "records_per_task": None}
+        notes.append(
+            f"--records_per_task={spec.records_per_task} is read as --num_minibatches_per_task={per_task}, "
+            f"{per_task * spec.minibatch_size} records"
+        )
+    for name, text in spec.aux_params.items():
+        if name != "disable_relaunch":
+            notes.append(f"--aux_params: nothing reads {name}; the only switch is disable_relaunch")
+        elif text.lower() in ("true", "1", "yes"):
+            values["relaunch_on_worker_failure"] = 0
+            notes.append("--aux_params: disable_relaunch is read as --relaunch_on_worker_failure=0")
+
+
+def _shape(spec: JobSpec, values: dict[str, Any], decisions: list[str], notes: list[str]) -> None:
+    """How many of which role, and whether training is synchronous."""
+    if spec.distribution_strategy == "Local":
+        for name, what in (("num_workers", "worker"), ("num_ps_pods", "parameter server")):
+            asked = getattr(spec, name)
+            if asked not in (1, knobs()[name].default):
+                notes.append(f"--{name}={asked}: the Local strategy has one {what}")
+            values[name] = 1
+        decisions.append("One worker and one parameter server, as --distribution_strategy=Local says.")
+    elif names.PS in roles(spec) and spec.num_ps_pods == 0:
+        values["num_ps_pods"] = 1
+        decisions.append("One parameter server, since --num_ps_pods is not given.")
+    if spec.command != "train" or names.PS not in roles(spec) or spec.job_command is not None:
+        return
+    values["use_async"] = spec.asynchronous
+    if spec.use_async is not None:
+        why = f"as --use_async={'true' if spec.use_async else 'false'} says"
+    elif spec.grads_to_wait > 1:
+        why = f"since --grads_to_wait={spec.grads_to_wait} is above 1"
+    elif spec.sync_version_tolerance is not None:
+        why = "since --sync_version_tolerance is given"
+    else:
+        why = "since nothing asks for synchronous training"
+    decisions.append(f"Training is {'asynchronous' if spec.asynchronous else 'synchronous'}, {why}.")
+
+
+def _requests_and_limits(spec: JobSpec) -> dict[str, ResourceSpec]:
+    """On Kubernetes a limit not given is the request, and a request not given stays within the limit."""
+    values = {}
+    for role in names.ROLES:
+        request, limit = spec.request(role), spec.limit(role)
+        if limit is None:
+            values[f"{role}_resource_limit"] = request
+        elif request == knobs()[f"{role}_resource_request"].default:
+            values[f"{role}_resource_request"] = request.at_most(limit)
+    return values
+
+
+def _notes(spec: JobSpec, runtime: str) -> list[str]:
+    """A line for every flag that was given and changes nothing."""
+    notes = []
+    present = roles(spec)
+    for name, value in spec.given().items():
+        knob = knobs()[name]
+        role = next((r for r in names.ROLES if name.startswith(f"{r}_") and name.endswith(_PER_ROLE)), None)
+        if knob.gone is not None:
+            notes.append(f"{knob.flag}={knob.spell(value)} no longer means anything: {knob.gone}")
+        elif role is not None and role not in present:
+            notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: this job has no {role}")
+        elif knob.local is not None and runtime == "local":
+            notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: {knob.local}")
+    for volume in spec.volume if runtime == "kubernetes" else ():
+        if volume.host_path is not None and not volume.host_path.startswith("/"):
+            notes.append(f"--volume={volume}: host_path is not absolute, which Kubernetes will refuse")
+    return notes
+
+
+_PER_ROLE = ("_resource_request", "_resource_limit", "_pod_priority")
+
+
+def _later(spec: JobSpec, runtime: str) -> list[Problem]:
+    """What was asked for and is not part of this release yet."""
+    found = []
+    if spec.command in NOT_BUILT:
+        found.append(_not_yet(f"elasticdl {spec.command}", "", NOT_BUILT[spec.command], "Use elasticdl train."))
+    for name, value in spec.given().items():
+        knob = knobs()[name]
+        feature = knob.feature_missing(value)
+        if feature is not None:
+            found.append(_not_yet(knob.flag, knob.spell(value), feature, knob.remedy or "Leave it out."))
+    if runtime == "kubernetes" and spec.runtime is None:
+        name = next(n for n in ("image_name", "worker_image", "ps_image") if getattr(spec, n) is not None)
+        remedy = "Leave it out, or add --runtime=local, to run the job as processes on this machine."
+        found.append(_not_yet(f"--{name}", getattr(spec, name), "running jobs on Kubernetes", remedy))
+    return found
+
+
+def _not_yet(where: str, value: str, feature: str, remedy: str) -> Problem:
+    return Problem(where, value, f"{feature} is not part of this release yet", remedy)
