@@ -37,7 +37,7 @@ class Target:
 
     def tensors(self, name: str, tensors: Mapping[str, npt.NDArray[Any]], **metadata: str) -> None:
         path = self.path(name)
-        save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, path, metadata=metadata or None)
+        save_file({k: np.asarray(v, order="C") for k, v in tensors.items()}, path, metadata=metadata or None)
         path.chmod(0o666 & ~_umask())  # the library makes files that only their owner reads
 
     def table(self, table: TableSpec, rows: TableExport) -> None:

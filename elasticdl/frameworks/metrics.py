@@ -62,7 +62,7 @@ class MetricsAccumulator:
         tensors = {}
         for name, measure in self._measures.items():
             for key, array in measure.state().items():
-                tensors[f"{name}\n{key}"] = np.ascontiguousarray(array)
+                tensors[f"{name}\n{key}"] = np.asarray(array, order="C")
         return save(tensors)
 
     def merge(self, states: Iterable[bytes]) -> None:

@@ -43,7 +43,11 @@ class ModelRequest:
         """From anything with fields of these names; `aux_params` ("k=v; k=v" or a mapping) become `params`."""
         values = {f.name: getattr(job, f.name) for f in fields(cls) if f.name != "params" and hasattr(job, f.name)}
         given = getattr(job, "aux_params", None) or {}
-        params = parse_params(given) if isinstance(given, str) else dict(given)
+        params = (
+            parse_params(given)
+            if isinstance(given, str)
+            else {k: _parse_value(v) if isinstance(v, str) else v for k, v in given.items()}
+        )
         return cls(**{k: v for k, v in values.items() if v is not None}, params=params)
 
 

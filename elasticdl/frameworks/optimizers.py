@@ -62,11 +62,12 @@ def _unsupported(path: str, what: str) -> ModelError:
 
 
 def _from_keras(keras: Any, optimizer: Any, path: str) -> OptimizerSpec:
-    kinds = {keras.optimizers.SGD: "sgd", keras.optimizers.Adagrad: "adagrad", keras.optimizers.Adam: "adam"}
-    kind = kinds.get(type(optimizer))  # not isinstance: a subclass updates in its own way
-    if kind is None:
-        raise _unsupported(path, f"Keras {type(optimizer).__name__}")
+    # By name, since a backend has classes of its own; not by isinstance, since a subclass updates in its own way.
+    kinds = {"SGD": "sgd", "Adagrad": "adagrad", "Adam": "adam"}
+    kind = kinds.get(type(optimizer).__name__) if type(optimizer).__module__.split(".")[0] == "keras" else None
     name = f"Keras {type(optimizer).__name__}"
+    if kind is None:
+        raise _unsupported(path, name)
     config = optimizer.get_config()
     rate = config["learning_rate"]
     if isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):

@@ -29,6 +29,10 @@ class TableLayer:
         """From now on the layer asks for rows of this table."""
         raise NotImplementedError
 
+    def plain(self) -> Any:
+        """The framework's own layer that computes the same, its rows still to be set."""
+        raise NotImplementedError
+
 
 class Lookup(Protocol):
     """Answers the embedding layers during one forward pass."""
@@ -84,3 +88,14 @@ def summed(parts: Sequence[tuple[IdArray, FloatArray]]) -> tuple[IdArray, FloatA
     ids = ids[order]
     starts = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1])))
     return ids[starts], np.add.reduceat(gradients[order], starts, axis=0)
+
+
+class ZeroLookup:
+    """Answers every layer with zeros, in terms of `keras.ops`: for passes that only find out shapes or ids."""
+
+    def __init__(self, ops: Any) -> None:
+        self._ops = ops
+
+    def gather(self, table: TableSpec, ids: Any) -> Any:
+        # By multiplication, since a traced batch may have no known size.
+        return self._ops.expand_dims(self._ops.cast(ids, "float32"), -1) * self._ops.zeros((table.dim,))

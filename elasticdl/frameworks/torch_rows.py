@@ -36,7 +36,7 @@ class TorchLookup:
         return torch.nn.functional.embedding(inverse.reshape(ids.shape).to(ids.device), leaf)
 
     def gradients(self) -> dict[str, tuple[IdArray, FloatArray]]:
-        """After backward: per table the unique ids and their summed gradients, without tables the loss did not reach."""
+        """After backward: unique ids and summed gradients of each table that the loss reached."""
         found = {}
         for table, leaves in self._leaves.items():
             parts = [(ids, leaf.grad.cpu().numpy()) for ids, leaf in leaves if leaf.grad is not None and len(ids)]
