@@ -143,7 +143,7 @@ NB_MODULE(_native, m) {
       .def("pin", [](RowStore& store) { return bulk(store, [&] { return store.pin(); }); }, "Freeze a view of the table as it is now")
       .def("release", [](RowStore& store, uint32_t view) { bulk(store, [&] { store.release(view); }); }, nb::arg("view"), "Give a view up")
       .def("__len__", &RowStore::size)
-      .def("nbytes", &RowStore::bytes, "Resident bytes: index, slabs and copies held for views")
+      .def("nbytes", [](RowStore& store) { return bulk(store, [&] { return store.bytes(); }); }, "Resident bytes: index, slabs and copies held for views")
       .def("export_rows", &export_rows, nb::arg("start"), nb::arg("limit"), nb::arg("view") = 0,
            "Ids and rows (weights, then slots) in birth order")
       .def("import_rows", &import_rows, nb::arg("ids"), nb::arg("rows"), "Insert or overwrite rows (weights, then slots)");

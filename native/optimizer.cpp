@@ -47,6 +47,7 @@ Optimizer::Optimizer(const std::string& kind, const std::string& flavour, double
 
 Step Optimizer::at(double learning_rate, int64_t step) const {
   if (step < 1) throw std::invalid_argument("step: the first applied batch is step 1, got " + std::to_string(step));
+  if (!std::isfinite(learning_rate)) throw std::invalid_argument("learning rate must be a finite number, got " + std::to_string(learning_rate));
   Step s;
   s.rate = static_cast<float>(learning_rate);
   s.momentum = static_cast<float>(momentum);

@@ -43,9 +43,9 @@ class RowStore:
     def pull(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> None:
         """Read rows into out[n, dim]; absent ones are born."""
     def peek(self, ids: NDArray[np.int64], out: NDArray[np.float32], view: int = 0) -> None:
-        """Read rows of the live table (view 0) or of a pinned view. Creates none: absent ones show their birth value."""
+        """Read rows of the live table (view 0) or a pinned view. Creates none: absent rows show their birth value."""
     def push(self, ids: NDArray[np.int64], grads: NDArray[np.float32], learning_rate: float, step: int) -> int:
-        """Add up the gradients of each id, in order, and take one optimizer step per distinct row; returns their number.
+        """Sum the gradients of each id, in order, and take one optimizer step per distinct row; returns their count.
 
         All absent rows are born before any row moves. `step` is 1 for the first batch ever applied.
         """

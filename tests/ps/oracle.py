@@ -1,0 +1,115 @@
+"""The row store in plain numpy: slow, short, and the truth that tests hold the native one to, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticdl.job.parameters import InitializerSpec, OptimizerSpec
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+f32 = np.float32
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def initial_rows(ids: Ids, dim: int, init: InitializerSpec, seed: int) -> Floats:
+    """What rows are born as. One draw of 64 bits serves two components."""
+    if init.kind == "constant":
+        return np.full((len(ids), dim), init.a, np.float32)
+    stream = mix64(mix64(np.array([seed], np.uint64) + GOLDEN) ^ ids.astype(np.uint64))
+    bits = mix64(stream[:, None] + np.arange(1, dim // 2 + 2, dtype=np.uint64) * GOLDEN)
+    if init.kind == "uniform":
+        low, high = f32(init.a), f32(init.b)
+        draws = np.stack([bits >> np.uint64(40), (bits >> np.uint64(8)) & np.uint64(0xFFFFFF)], axis=-1)
+        values = low + (high - low) * (draws.astype(np.float32) * f32(2.0**-24))
+        values = np.where(values < high, values, np.nextafter(high, low))
+    else:
+        radius = np.sqrt(-2 * np.log(((bits >> np.uint64(32)).astype(float) + 1) * 2.0**-32))
+        angle = (bits & np.uint64(0xFFFFFFFF)).astype(float) * (2.0**-31 * np.pi)
+        values = init.a + init.b * np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)
+    return np.ascontiguousarray(values.reshape(len(ids), 2 * (dim // 2 + 1))[:, :dim], np.float32)
+
+
+def update(w: Floats, slots: list[Floats], g: Floats, spec: OptimizerSpec, rate: float, step: int) -> None:
+    """One optimizer step in place: float32 throughout, in the order of operations of the library named."""
+    keras, lr, momentum, eps = spec.flavour == "keras", f32(rate), f32(spec.momentum), f32(spec.epsilon)
+    if spec.kind == "sgd" and not spec.momentum:
+        w -= g * lr
+    elif spec.kind == "sgd" and keras:
+        slots[0][:] = slots[0] * momentum - g * lr
+        w += slots[0] * momentum - g * lr if spec.nesterov else slots[0]
+    elif spec.kind == "sgd":
+        slots[0][:] = slots[0] * momentum + g
+        w -= (g + slots[0] * momentum if spec.nesterov else slots[0]) * lr
+    elif spec.kind == "adagrad":
+        slots[0] += g * g
+        w -= g * lr / (np.sqrt(slots[0] + eps) if keras else np.sqrt(slots[0]) + eps)
+    else:
+        slots[0] += (g - slots[0]) * f32(1 - spec.beta_1)
+        if keras:
+            slots[1] += (g * g - slots[1]) * f32(1 - spec.beta_2)
+            left_1, left_2 = (f32(1) - f32(float(f32(beta)) ** step) for beta in (spec.beta_1, spec.beta_2))
+            w -= slots[0] * (lr * np.sqrt(left_2) / left_1) / (np.sqrt(slots[1]) + eps)
+        else:
+            slots[1][:] = slots[1] * f32(spec.beta_2) + g * g * f32(1 - spec.beta_2)
+            alpha, root = f32(rate / (1 - spec.beta_1**step)), f32(np.sqrt(1 - spec.beta_2**step))
+            w -= slots[0] * alpha / (np.sqrt(slots[1]) / root + eps)
+
+
+@dataclass
+class Oracle:
+    """A table as a dict, and its views as copies of that dict."""
+
+    dim: int
+    optimizer: OptimizerSpec
+    init: InitializerSpec
+    seed: int
+    rows: dict[int, Floats] = field(default_factory=dict)
+    views: dict[int, dict[int, Floats]] = field(default_factory=dict)
+
+    def born(self, ids: Ids) -> Floats:
+        slots = np.full((len(ids), self.dim * self.optimizer.slots), self.optimizer.initial_accumulator, np.float32)
+        return np.hstack([initial_rows(ids, self.dim, self.init, self.seed), slots])
+
+    def pull(self, ids: Ids) -> Floats:
+        for key, row in zip(ids.tolist(), self.born(ids), strict=True):
+            self.rows.setdefault(key, row.copy())
+        return self.peek(ids, 0)
+
+    def peek(self, ids: Ids, view: int) -> Floats:
+        table = self.views[view] if view else self.rows
+        born = self.born(ids)
+        found = [table.get(key, born[i])[: self.dim] for i, key in enumerate(ids.tolist())]
+        return np.array(found, np.float32).reshape(len(ids), self.dim)
+
+    def push(self, ids: Ids, grads: Floats, rate: float, step: int) -> int:
+        self.pull(ids)
+        sums: dict[int, Floats] = {}
+        for key, grad in zip(ids.tolist(), grads, strict=True):
+            sums[key] = sums[key] + grad if key in sums else grad
+        for key, grad in sums.items():
+            parts = self.rows[key].reshape(-1, self.dim)
+            update(parts[0], list(parts[1:]), grad, self.optimizer, rate, step)
+        return len(sums)
+
+    def pin(self, view: int) -> None:
+        self.views[view] = {key: row.copy() for key, row in self.rows.items()}
+
+    def export(self, view: int) -> tuple[Ids, Floats]:
+        table = self.views[view] if view else self.rows
+        rows = np.array(list(table.values()), np.float32)
+        return np.array(list(table), np.int64), rows.reshape(len(table), self.dim * (1 + self.optimizer.slots))
+
+    def put(self, ids: Ids, rows: Floats) -> None:
+        for key, row in zip(ids.tolist(), rows, strict=True):
+            self.rows[key] = row.copy()
