@@ -39,6 +39,7 @@ class Cut:
     held: dict[str, dict[str, int]] = field(default_factory=dict)  # server -> shard -> next batch
     frozen: dict[str, str] = field(default_factory=dict)  # server -> detail
     counters: dict[str, int] = field(default_factory=dict)  # what the cut contains, once all are equal
+    limits: dict[str, int] = field(default_factory=dict)  # how far servers may go on to become equal
 
 
 @dataclass
@@ -77,9 +78,9 @@ class Cuts:
         cut = self.active
         if cut is None or cut.phase is not Phase.ADVANCING:
             return []
-        return self._compare(leased, again=False)
+        return self._compare(leased)
 
-    def _compare(self, leased: Collection[str], again: bool = True) -> list[Command]:
+    def _compare(self, leased: Collection[str]) -> list[Command]:
         cut = self.active
         assert cut is not None
         shards = {s for counters in cut.held.values() for s in counters}
@@ -95,9 +96,9 @@ class Cuts:
                 ReleaseServers(cut.number),
                 Announce(f"cut {cut.number} waits: a batch of {names} reached only some servers and is trained again"),
             ]
-        if cut.phase is Phase.ADVANCING and not again:
-            return []
-        cut.phase = Phase.ADVANCING
+        if cut.phase is Phase.ADVANCING and cut.limits == most:
+            return []  # they were told already
+        cut.phase, cut.limits = Phase.ADVANCING, most
         return [AdvanceServers(cut.number, tuple(sorted(most.items())))]
 
     def repaired(self, committed: Mapping[str, int]) -> list[Command]:
@@ -129,9 +130,5 @@ class Cuts:
         if cut.phase is Phase.CUTTING:
             return [] if server in cut.frozen else [CutServers(cut.number, cut.purpose, server)]
         if cut.phase is Phase.ADVANCING:
-            most: dict[str, int] = {}
-            for counters in cut.held.values():
-                for s, n in counters.items():
-                    most[s] = max(n, most.get(s, 0))
-            return [AdvanceServers(cut.number, tuple(sorted(most.items())), server)]
+            return [AdvanceServers(cut.number, tuple(sorted(cut.limits.items())), server)]
         return [HoldServers(cut.number, cut.at, server)]

@@ -35,6 +35,7 @@ class Shard:
     since: float = 0.0  # when the lease last moved
     turn: int = 0  # leases are worked on in the order of their turns
     strikes: int = 0  # how often its next batch crashed a worker
+    searched: int = 0  # how often its next batch was searched in vain
     payload: str = ""  # what the worker needs besides the range
 
     @property

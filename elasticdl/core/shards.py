@@ -230,7 +230,7 @@ class Shards:
             done.records += self.plan.batch_records(s, batch)
             self.version += 1
             s.next_batch = batch + 1
-            s.strikes = 0
+            s.strikes = s.searched = 0
 
     def _completed(self, worker: str, shard_id: str, attempt: int, result: str, out: list[Command]) -> None:
         s = self._held(worker, shard_id, attempt)
@@ -255,7 +255,7 @@ class Shards:
             if s.strikes > STRIKES:
                 out.append(FinishJob("failed", f"{s.kind} failed {s.strikes} times:\n{error}"))
             return
-        if self.version == 0 and s.next_batch == 0:
+        if self.version == 0 and not self.max_bad_records:
             out.append(FinishJob("failed", f"the first batch failed:\n{error}"))
             return
         start = s.start + s.next_batch * self.plan.minibatch
@@ -290,13 +290,13 @@ class Shards:
         if crashed:
             search.high, search.confirmed, search.error = search.probing, True, error or search.error
         elif single:
-            out.append(
-                FinishJob(
-                    "failed",
-                    f"a batch of shard {probe.payload} crashes its worker, but none of its records alone does:\n"
-                    f"{search.error}",
-                )
-            )
+            # A dying worker may have been at another batch than the one it last reported, and a record found
+            # meanwhile may have been the one: try the batch again before calling it hopeless.
+            self._give_up(probe.payload)
+            search.shard.searched += 1
+            if search.shard.searched > STRIKES:
+                what = f"a batch of shard {probe.payload} crashes its worker, but none of its records alone does"
+                out.append(FinishJob("failed", f"{what}:\n{search.error}"))
             return
         else:
             search.low, search.confirmed = search.probing, False
@@ -305,9 +305,17 @@ class Shards:
         else:
             self._probe(probe.payload, out)
 
+    def _give_up(self, shard_id: str) -> Search:
+        search = self.searches.pop(shard_id)
+        search.shard.strikes = 0
+        insort(self.waiting, search.shard, key=_order)
+        return search
+
     def _identified(self, shard_id: str, record: int, name: str, out: list[Command]) -> None:
-        search = self.searches.pop(shard_id, None)
-        if search is None:
+        if shard_id not in self.searches:
+            return
+        search = self._give_up(shard_id)
+        if any(b.record == record for b in self.bad_records):
             return
         self.bad_records.append(BadRecord(record, name, search.error))
         if len(self.bad_records) > self.max_bad_records:
@@ -320,8 +328,6 @@ class Shards:
             )
             return
         out.append(Announce(f"{name} crashes its worker and is set aside ({len(self.bad_records)} so far)"))
-        search.shard.strikes = 0
-        insort(self.waiting, search.shard, key=_order)
 
     # Leasing.
 
@@ -333,9 +339,7 @@ class Shards:
     def _next(self) -> Shard | None:
         """The next shard to lease: what came back or is urgent first, then the epoch's next fresh one."""
         for place, s in enumerate(self.waiting):
-            if s.kind is not Kind.TRAIN:
-                return self.waiting.pop(place)
-            if not self.paused and (not self.draining or s.attempt):
+            if s.kind is not Kind.TRAIN or (not self.paused and (not self.draining or s.attempt)):
                 return self.waiting.pop(place)
         if self.paused or self.draining:
             return None
@@ -346,11 +350,14 @@ class Shards:
         return s
 
     def _grant(self, now: float, out: list[Command]) -> None:
-        """Hand out shards until every seat is full, one to each worker in turn, the emptiest first."""
+        """Hand out shards until every seat is full, one to each worker in turn, the emptiest first.
+
+        A probe has its worker to itself: if that worker dies, nothing else can have been the reason.
+        """
         load = {w: 0 for w, seat in self.seats.items() if not seat.leaving}
         for s in self.leased.values():
             if s.worker in load:
-                load[s.worker] += 1
+                load[s.worker] += self.seats[s.worker].capacity if s.kind is Kind.PROBE else 1
         while True:
             free = [(n, w) for w, n in load.items() if n < self.seats[w].capacity]
             if not free:
@@ -358,8 +365,11 @@ class Shards:
             s = self._next()
             if s is None:
                 return
-            worker = min(free)[1]
-            load[worker] += 1
+            count, worker = min(free)
+            if s.kind is Kind.PROBE and count:
+                insort(self.waiting, s, key=_order)  # until a worker has nothing else
+                return
+            load[worker] += self.seats[worker].capacity if s.kind is Kind.PROBE else 1
             s.worker, s.since = worker, now
             s.attempt += 1
             self.turns += 1

@@ -1,0 +1,137 @@
+"""Between core and the wire: messages become events, commands become messages. No I/O, so simulations run it as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from elasticdl.core import commands as c
+from elasticdl.core import events as e
+from elasticdl.core.job import Job
+from elasticdl.core.plan import Kind, Shard
+from elasticdl.core.replicas import State
+from elasticdl.wire import control_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Send:
+    """A message for one replica, to go out on its stream if it has one."""
+
+    replica: str
+    message: pb.ToReplica
+
+
+Effect = Send | c.Command
+
+
+def event_of(replica: str, message: pb.FromReplica) -> e.Event:
+    """What a replica's message says, as an event."""
+    match message.WhichOneof("body"):
+        case "hello":
+            h = message.hello
+            holdings = tuple(
+                e.Holding(x.shard, x.attempt, x.next_batch, x.completed, x.result) for x in h.holdings
+            )
+            return e.ReplicaJoined(replica, h.incarnation, h.address, holdings, h.capacity)
+        case "progress":
+            p = message.progress
+            return e.BatchesCommitted(replica, p.shard, p.attempt, p.next_batch, p.loss)
+        case "completed":
+            d = message.completed
+            return e.ShardCompleted(replica, d.shard, d.attempt, d.result)
+        case "failed":
+            f = message.failed
+            return e.BatchFailed(replica, f.shard, f.attempt, f.batch, f.error)
+        case "returned":
+            r = message.returned
+            return e.LeaseReturned(replica, r.shard, r.attempt, r.reason)
+        case "leaving":
+            return e.WorkerLeaving(replica)
+        case "held":
+            counters = tuple((x.shard, x.next_batch) for x in message.held.counters)
+            return e.ServerHeld(replica, message.held.cut, counters)
+        case "frozen":
+            z = message.frozen
+            return e.ServerCut(replica, z.cut, z.detail, z.error)
+    raise ValueError(f"an empty message from {replica}")
+
+
+@dataclass
+class Brain:
+    """The job's decisions as effects: messages to send, and commands that only the shell can carry out."""
+
+    job: Job
+    timeline: int = 0
+    checkpoint_dir: str = ""
+
+    def decide(self, event: e.Event, now: float) -> list[Effect]:
+        out: list[Effect] = []
+        for command in self.job.handle(event, now):
+            out += self._effects(command)
+        return out
+
+    def _effects(self, command: c.Command) -> Iterable[Effect]:
+        match command:
+            case c.GrantLease(worker, shard_id, attempt):
+                shard = self.job.lease(shard_id)
+                if shard is None or shard.attempt != attempt:
+                    return []  # taken back by a later decision about the same event
+                grants = [Send(worker, pb.ToReplica(grant=self._grant(shard)))]
+                if shard.kind is Kind.TRAIN:
+                    opened = pb.ToReplica(opened=_opened(shard))
+                    return [*(Send(s, opened) for s in self._servers()), *grants]
+                return grants
+            case c.RevokeLease(worker, shard_id, attempt, reason):
+                revoke = pb.Revoke(shard=shard_id, attempt=attempt, reason=reason)
+                return [Send(worker, pb.ToReplica(revoke=revoke))]
+            case c.CloseLease(worker, shard_id, attempt):
+                return [Send(worker, pb.ToReplica(close=pb.Close(shard=shard_id, attempt=attempt)))]
+            case c.CloseShard(shard_id):
+                return self._to_servers(pb.ToReplica(close_shard=pb.CloseShard(shard=shard_id)))
+            case c.CloseEpoch(epoch):
+                return self._to_servers(pb.ToReplica(close_epoch=pb.CloseEpoch(epoch=epoch)))
+            case c.TellMembers(name):
+                return self._tell(name)
+            case c.HoldServers(cut, at, server):
+                return self._to_servers(pb.ToReplica(hold=pb.Hold(cut=cut, at=at)), server)
+            case c.AdvanceServers(cut, counters, server):
+                pairs = [pb.Counter(shard=s, next_batch=n) for s, n in counters]
+                return self._to_servers(pb.ToReplica(advance=pb.Advance(cut=cut, counters=pairs)), server)
+            case c.CutServers(cut, purpose, server):
+                freeze = pb.Freeze(cut=cut, purpose=purpose, directory=self.checkpoint_dir)
+                return self._to_servers(pb.ToReplica(freeze=freeze), server)
+            case c.ReleaseServers(cut, server):
+                return self._to_servers(pb.ToReplica(release=pb.Release(cut=cut)), server)
+            case c.DropView(cut):
+                return self._to_servers(pb.ToReplica(drop_view=pb.DropView(cut=cut)))
+            case _:
+                return [command]
+
+    def _servers(self) -> list[str]:
+        return [r.name for r in self.job.replicas.joined("ps")]
+
+    def _to_servers(self, message: pb.ToReplica, server: str = "") -> list[Effect]:
+        return [Send(s, message) for s in ([server] if server else self._servers())]
+
+    def _grant(self, s: Shard) -> pb.Grant:
+        bad = [b.record for b in self.job.shards.bad_records]
+        return pb.Grant(
+            shard=s.id, attempt=s.attempt, kind=s.kind, round=s.round, start=s.start, stop=s.stop,
+            batches=s.batches, next_batch=s.next_batch, payload=s.payload, bad_records=bad,
+        )  # fmt: skip
+
+    def _tell(self, name: str) -> list[Effect]:
+        replicas = self.job.replicas.replicas
+        if name and replicas[name].role == "ps":
+            opened = [_opened(s) for s in self.job.shards.open_training()]
+            return [Send(name, pb.ToReplica(open_shards=pb.OpenShards(open=opened)))]
+        servers = sorted((r for r in replicas.values() if r.role == "ps" and r.address), key=lambda r: r.index)
+        known = [r.address for r in servers if r.state is not State.GONE]
+        addresses = known if len(known) == self.job.terms.servers else []
+        members = pb.ToReplica(members=pb.Members(timeline=self.timeline, servers=addresses))
+        names = [name] if name else [r.name for r in self.job.replicas.joined("worker")]
+        return [Send(n, members) for n in names]
+
+
+def _opened(s: Shard) -> pb.Opened:
+    return pb.Opened(shard=s.id, attempt=s.attempt, next_batch=s.next_batch, batches=s.batches)
