@@ -26,10 +26,10 @@ _REMEDY = "Check that the data holds tf.train.Example records, and run `elasticd
 
 
 def encode_example(features: Mapping[str, Value]) -> bytes:
-    """One Example message; features are written in the order of their names, so equal records are equal bytes."""
+    """One Example message, its features in the order given; keep one order, and batches decode faster."""
     entries = []
-    for name in sorted(features):
-        entry = _field(1, name.encode()) + _field(2, _feature(name, features[name]))
+    for name, value in features.items():
+        entry = _field(1, name.encode()) + _field(2, _feature(name, value))
         entries.append(_field(1, entry))
     return _field(1, b"".join(entries))
 

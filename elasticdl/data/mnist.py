@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.data.example import encode_example
+from elasticdl.data.output import OutputFolder
 from elasticdl.data.recordio import RecordIOWriter
 from elasticdl.errors import DataError
 
@@ -72,13 +73,30 @@ class Unavailable(Exception):
 
 
 def write_mnist(
-    target: Path, *, fashion: bool = False, cache: Path | None = None, train_files: int = 6, say: Say = print
-) -> Digits:
-    """Makes target/train and target/test: RecordIO files of Examples {image: 784 bytes, label}."""
+    target: Path,
+    *,
+    fashion: bool = False,
+    cache: Path | None = None,
+    train_files: int = 6,
+    force: bool = False,
+    say: Say = print,
+) -> str:
+    """Makes target/train and target/test: RecordIO files of Examples {image: 784 bytes, label}. Says where from.
+
+    What is already there is kept, unless it is forced.
+    """
+    title = "Fashion-MNIST" if fashion else "MNIST"
+    note = target / "_SOURCE"
+    if not force and note.is_file() and note.read_text().startswith(f"{title}\n"):
+        say(f"{title}: already in {target}; --force makes it again")
+        return note.read_text().splitlines()[1]
+    folders = [OutputFolder(target / name, force) for name in ("train", "test")]
     digits = load(fashion, cache or default_cache(), say)
-    for name, split, files in (("train", digits.train, train_files), ("test", digits.test, max(1, train_files // 6))):
-        _write_split(target / name, split, files)
-    return digits
+    for folder, split, files in zip(folders, (digits.train, digits.test), (train_files, 2), strict=True):
+        with folder as place:
+            _write_split(place, split, files)
+    note.write_text(f"{title}\n{digits.source}\n")
+    return digits.source
 
 
 def default_cache() -> Path:
@@ -234,7 +252,6 @@ def _sklearn_digits(title: str, say: Say) -> Digits:
 
 
 def _write_split(folder: Path, split: Split, files: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     borders = np.linspace(0, len(split.labels), files + 1).astype(int).tolist()
     for number, (start, end) in enumerate(itertools.pairwise(borders)):
         with RecordIOWriter(folder / f"data-{number:05d}.recordio") as writer:

@@ -7,20 +7,18 @@ chunk  = header, then the compressed form of: (length, bytes) for each record
 from __future__ import annotations
 
 import gzip
-import os
-import secrets
 import struct
 import zlib
 from array import array
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 import cramjam
 import numpy as np
 
 from elasticdl.data import snappy
 from elasticdl.data.files import Handle, Record
+from elasticdl.data.output import RecordWriter
 from elasticdl.errors import DataError
 
 MAGIC = 0x01020304
@@ -46,61 +44,29 @@ _COMPRESS: dict[int, Callable[[bytes], bytes]] = {0: bytes, 1: snappy.compress, 
 _DECOMPRESS: dict[int, Callable[[memoryview], bytes | bytearray]] = {0: bytes, 1: snappy.decompress, 2: _gunzip}
 
 
-class RecordIOWriter:
+class RecordIOWriter(RecordWriter):
     """Writes one RecordIO file: under a temporary name, renamed when complete, removed when the block fails."""
 
     def __init__(self, path: str | Path, compressor: str = "snappy", chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> None:
         if compressor not in COMPRESSORS:
             raise ValueError(f"compressor is one of {', '.join(COMPRESSORS)}, not {compressor!r}")
-        self.path = Path(path)
-        self.records = 0
+        super().__init__(path)
         self._compressor, self._chunk_bytes = COMPRESSORS[compressor], chunk_bytes
         self._parts: list[bytes] = []
         self._pending_bytes = 0
-        self._temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
-        self._file = self._temporary.open("xb")
 
     def write(self, record: bytes) -> None:
         if self._parts and self._pending_bytes + len(record) + 4 > self._chunk_bytes:
-            self._flush()
+            self._finish()
         self._parts += (_LENGTH.pack(len(record)), record)
         self._pending_bytes += len(record) + 4
         self.records += 1
 
-    def close(self) -> None:
-        """Completes the file and gives it its name; a file without records would look like a truncated one."""
-        if self._file.closed:
-            return
-        if not self.records:
-            self.discard()
-            raise DataError(str(self.path), "no record was written to it", "Give it at least one record.")
-        self._flush()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._temporary.replace(self.path)
-
-    def discard(self) -> None:
-        """Forgets everything written; nothing appears under the file's name."""
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
-
-    def __enter__(self) -> RecordIOWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
-
-    def _flush(self) -> None:
-        if not self._parts:
-            return
+    def _finish(self) -> None:
+        """Writes the records held back as one chunk."""
         data = _COMPRESS[self._compressor](b"".join(self._parts))
         count = len(self._parts) // 2
-        self._file.write(_HEADER.pack(MAGIC, zlib.crc32(data), self._compressor, len(data), count))
-        self._file.write(data)
+        self._output.write(_HEADER.pack(MAGIC, zlib.crc32(data), self._compressor, len(data), count) + data)
         self._parts.clear()
         self._pending_bytes = 0
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import struct
 from array import array
 from pathlib import Path
-from types import TracebackType
 
 import google_crc32c
 
 from elasticdl.data.files import Handle, Record
+from elasticdl.data.output import RecordWriter
 from elasticdl.errors import DataError
 
 _HEADER = struct.Struct("<QI")
@@ -32,43 +30,13 @@ def looks_like_tfrecord(head: bytes) -> bool:
     return len(head) >= _HEADER.size and masked_crc(head[:8]) == _HEADER.unpack_from(head)[1]
 
 
-class TFRecordWriter:
+class TFRecordWriter(RecordWriter):
     """Writes one TFRecord file: under a temporary name, renamed when complete, removed when the block fails."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.records = 0
-        self._temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
-        self._file = self._temporary.open("xb")
 
     def write(self, record: bytes) -> None:
         length = struct.pack("<Q", len(record))
-        self._file.write(length + _FOOTER.pack(masked_crc(length)) + record + _FOOTER.pack(masked_crc(record)))
+        self._output.write(length + _FOOTER.pack(masked_crc(length)) + record + _FOOTER.pack(masked_crc(record)))
         self.records += 1
-
-    def close(self) -> None:
-        if self._file.closed:
-            return
-        if not self.records:
-            self.discard()
-            raise DataError(str(self.path), "no record was written to it", "Give it at least one record.")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._temporary.replace(self.path)
-
-    def discard(self) -> None:
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
-
-    def __enter__(self) -> TFRecordWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
 
 
 class TFRecordFile:
@@ -87,35 +55,31 @@ class TFRecordFile:
         found: list[Record] = []
         position = 0
         for number in range(first * _INDEX_EVERY, end):
-            length, length_crc = _HEADER.unpack_from(data, position)
             begin = position + _HEADER.size
-            if masked_crc(data[position : position + 8]) != length_crc:
-                raise self._corrupt("the checksum of this record's length is wrong", offset + position)
+            length = self._length(data, position, offset)
+            after = begin + length + _FOOTER.size
+            if after > len(data):
+                raise self._corrupt("the file changed while it was read", offset + position)
             if number >= start:
                 record = data[begin : begin + length]
                 if masked_crc(record) != _FOOTER.unpack_from(data, begin + length)[0]:
                     raise self._corrupt("the checksum of this record is wrong", offset + position)
                 found.append(record)
-            position = begin + length + _FOOTER.size
+            position = after
         return found
 
     def _index(self) -> tuple[array[int], int]:
+        """Offsets of every 64th record, and their number."""
         offsets, records, offset = array("q"), 0, 0
         if not self.size_bytes:
             what = "the file is empty"
             raise DataError(str(self._handle.path), what, "Write it again, or remove it from the data directory.", 0)
         base, window = 0, b""
-        unpack = _HEADER.unpack_from
         while offset < self.size_bytes:
             if offset + _HEADER.size > base + len(window):
                 base, window = offset, self._handle.pread(_SCAN_BYTES, offset)
-                if len(window) < _HEADER.size:
-                    raise self._corrupt("the file is truncated inside a record's header", offset)
-            length, length_crc = unpack(window, offset - base)
-            after = offset + length + _OVERHEAD
+            after = offset + self._length(window, offset - base, base) + _OVERHEAD
             if after > self.size_bytes:
-                if masked_crc(window[offset - base : offset - base + 8]) != length_crc:
-                    raise self._corrupt("corrupt, or not a TFRecord file: the length here has a wrong checksum", offset)
                 short = after - self.size_bytes
                 raise self._corrupt(f"the file is truncated: this record ends {short} bytes after its end", offset)
             if records % _INDEX_EVERY == 0:
@@ -123,6 +87,17 @@ class TFRecordFile:
             records += 1
             offset = after
         return offsets, records
+
+    def _length(self, data: bytes, position: int, base: int) -> int:
+        """The length of the record whose header stands at a position of the data, which start at byte `base`."""
+        if position + _HEADER.size > len(data):
+            raise self._corrupt("the file is truncated inside the header of a record", base + position)
+        length: int
+        length, checksum = _HEADER.unpack_from(data, position)
+        if masked_crc(data[position : position + 8]) != checksum:
+            what = "corrupt, or not a TFRecord file: the checksum of the length here is wrong"
+            raise self._corrupt(what, base + position)
+        return length
 
     def _corrupt(self, what: str, offset: int) -> DataError:
         return DataError(str(self._handle.path), what, _NEWER_COPY, offset)
