@@ -1,6 +1,6 @@
 """Run in a new replica's process before its command: ties it to the launcher, limits it, becomes the command.
 
-    python -I -S exec_shim.py LAUNCHER_PID MEMORY_LIMIT_BYTES|- COMMAND...
+    python -I -S exec_shim.py LAUNCHER_PID MEMORY_LIMIT_BYTES|- LC_CTYPE|- COMMAND...
 
 A script, not a module: it runs without site-packages and imports next to nothing (about 15 ms). It works in a fresh
 interpreter and not in a `preexec_fn`, which would run Python between fork and exec of a launcher that may have threads.
@@ -36,8 +36,10 @@ def limit_memory(limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def main(launcher_pid: str, memory_limit_bytes: str, *command: str) -> None:
+def main(launcher_pid: str, memory_limit_bytes: str, lc_ctype: str, *command: str) -> None:
     die_with(int(launcher_pid))
+    if lc_ctype == "-":  # Python sets this variable by itself in the C locale; the command should not see it
+        os.environ.pop("LC_CTYPE", None)
     if memory_limit_bytes != "-":
         limit_memory(int(memory_limit_bytes))
     try:

@@ -76,8 +76,8 @@ class Guard:
         if self._restarts > _MOST_RESTARTS:
             log.warning("The guard process was killed %d times; not starting it again", self._restarts)
         else:
-            log.warning("The guard process was killed; starting it again")
             self.start()
+            log.warning("The guard process was killed; it was started again")
 
 
 def _close_pipe(process: subprocess.Popen[bytes]) -> None:

@@ -65,12 +65,13 @@ class Process:
         self._killed_because = ""
         self._ending: asyncio.Task[None] | None = None
         limit = "-" if request.memory_limit_bytes is None else str(request.memory_limit_bytes)
-        shim = [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid()), limit]
+        env = environment_of(request, base_environment)
+        shim = [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid()), limit, env.get("LC_CTYPE", "-")]
         file, self._log = open_log(log_dir / f"{request.name}.log", request.name, uid)
         with file:
             self._child = subprocess.Popen(
                 [*shim, *request.command],
-                env=environment_of(request, base_environment),
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -45,9 +45,9 @@ def on_exit_by_thread(pid: int, callback: Callable[[], None]) -> Cancel:
             callback()
 
     def wait() -> None:
-        # The child may be reaped, or the loop closed, by one that no longer wants to hear of it.
-        with contextlib.suppress(ChildProcessError, RuntimeError):
+        with contextlib.suppress(ChildProcessError):  # ended, and reaped by someone else
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to hear of it
             loop.call_soon_threadsafe(ended)
 
     threading.Thread(target=wait, name=f"wait-{pid}", daemon=True).start()
