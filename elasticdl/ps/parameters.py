@@ -1,0 +1,101 @@
+"""What one server holds: its slice of the dense variables, its rows of every table, and the views pinned of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl.job.parameters import OptimizerSpec, ParametersSpec, TableSpec
+from elasticdl.ps import _native
+from elasticdl.ps.placement import gather_index, place
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+EXPORT_ROWS = 1 << 16
+
+
+def table_seed(job_seed: int, table: str) -> int:
+    """The seed of a table's rows: a function of the job's seed and the table's name, not of order or server."""
+    digest = hashlib.blake2b(f"{job_seed}/{table}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def native_optimizer(spec: OptimizerSpec) -> _native.Optimizer:
+    return _native.Optimizer(
+        spec.kind, spec.flavour, spec.momentum, spec.nesterov, spec.initial_accumulator,
+        spec.beta_1, spec.beta_2, spec.epsilon,
+    )  # fmt: skip
+
+
+def _store(table: TableSpec, optimizer: _native.Optimizer, seed: int) -> _native.RowStore:
+    start = table.initializer
+    return _native.RowStore(table.dim, optimizer, start.kind, start.a, start.b, table_seed(seed, table.name))
+
+
+class Parameters:
+    """Owned by the thread that made it."""
+
+    def __init__(self, spec: ParametersSpec, index: int, servers: int, seed: int) -> None:
+        self.spec, self.index, self.servers = spec, index, servers
+        self.optimizer = native_optimizer(spec.optimizer)
+        trainable = tuple(v for v in spec.variables if v.trainable)
+        state = tuple(v for v in spec.variables if not v.trainable)
+        self.trainable_index = gather_index(place(trainable, servers)[index])
+        self.state_index = gather_index(place(state, servers)[index])
+        n = len(self.trainable_index)
+        self.weights: Floats = np.zeros(n, np.float32)
+        self.slots: Floats = np.full(n * self.optimizer.slots, self.optimizer.slot_start, np.float32)
+        self.state: Floats = np.zeros(len(self.state_index), np.float32)
+        self.tables = [_store(t, self.optimizer, seed) for t in spec.tables]
+        self._views: dict[int, tuple[Floats, Floats, list[int]]] = {}
+
+    def pull(self, view: int = 0) -> tuple[Floats, Floats]:
+        """Trainable values and state, live (a copy) or as pinned."""
+        if view:
+            weights, state, _ = self._view(view)
+            return weights, state
+        return self.weights.copy(), self.state.copy()
+
+    def rows(self, table: int, ids: Ids, view: int = 0, create: bool = True) -> Floats:
+        store = self.tables[table]
+        out = np.empty((len(ids), self.spec.tables[table].dim), np.float32)
+        if view:
+            store.peek(ids, out, self._view(view)[2][table])
+        elif create:
+            store.pull(ids, out)
+        else:
+            store.peek(ids, out)
+        return out
+
+    def apply(self, step: int, gradients: Floats, state: Floats, rows: Mapping[int, tuple[Ids, Floats]]) -> None:
+        """One batch. `state` is a difference: statistics of concurrent workers add up."""
+        rate = self.spec.optimizer.learning_rate
+        _native.update_dense(self.weights, self.slots, gradients, self.optimizer, rate, step)
+        self.state += state
+        for table, (ids, grads) in rows.items():
+            self.tables[table].push(ids, grads, rate, step)
+
+    def export(self, table: int, start: int) -> tuple[Ids, Floats]:
+        """Ids and weights of some rows from row `start` on; none when there are no more."""
+        ids, rows = self.tables[table].export_rows(start, EXPORT_ROWS)
+        return ids, np.ascontiguousarray(rows[:, : self.spec.tables[table].dim])
+
+    # Views.
+
+    def pin(self, cut: int) -> None:
+        if cut not in self._views:
+            self._views[cut] = (self.weights.copy(), self.state.copy(), [t.pin() for t in self.tables])
+
+    def release(self, cut: int) -> None:
+        view = self._views.pop(cut, None)
+        if view is not None:
+            for store, pinned in zip(self.tables, view[2], strict=True):
+                store.release(pinned)
+
+    def _view(self, cut: int) -> tuple[Floats, Floats, list[int]]:
+        if cut not in self._views:
+            raise KeyError(f"view {cut} is not pinned here")
+        return self._views[cut]

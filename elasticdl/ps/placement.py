@@ -1,0 +1,83 @@
+"""Where parameters live: rows by a hash of their id, dense variables cut so that every server holds about as many bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl.job.parameters import VariableSpec
+
+PARTITIONS = 1024
+SPLIT_BYTES = 1 << 20  # a larger variable is cut into one piece for each server
+
+Ids = npt.NDArray[np.int64]
+
+
+def partitions(ids: Ids) -> npt.NDArray[np.int64]:
+    """The partition of each id: the same in every process and release."""
+    z = ids.astype(np.uint64)
+    z = (z ^ (z >> np.uint64(31))) * np.uint64(0x7FB5D329728EA185)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x81DADEF4BC2DD44D)
+    z ^= z >> np.uint64(33)
+    return (z & np.uint64(PARTITIONS - 1)).astype(np.int64)
+
+
+def servers_of(ids: Ids, servers: int) -> npt.NDArray[np.int64]:
+    return partitions(ids) * servers // PARTITIONS
+
+
+@dataclass(frozen=True)
+class Split:
+    """Ids grouped by server: `order` sorts them, `bounds[s]:bounds[s+1]` are those of server s."""
+
+    order: npt.NDArray[np.int64]
+    bounds: tuple[int, ...]
+
+
+def split(ids: Ids, servers: int) -> Split:
+    if servers == 1:
+        return Split(np.arange(len(ids)), (0, len(ids)))
+    owner = servers_of(ids, servers)
+    order = np.argsort(owner, kind="stable")
+    counts = np.bincount(owner, minlength=servers)
+    return Split(order, (0, *np.cumsum(counts).tolist()))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements [start, stop) of the flat buffer of all variables, held by one server."""
+
+    start: int
+    stop: int
+
+
+def place(variables: tuple[VariableSpec, ...], servers: int) -> list[list[Piece]]:
+    """For each server the pieces of the flat buffer it holds, in the order of the buffer.
+
+    Large variables are cut evenly; small ones go whole to the server that holds the least so far.
+    """
+    pieces: list[list[Piece]] = [[] for _ in range(servers)]
+    load = [0] * servers
+    offsets = np.cumsum([0, *(v.size for v in variables)]).tolist()
+    by_size = sorted(range(len(variables)), key=lambda i: (-variables[i].size, i))
+    for i in by_size:
+        start, size = offsets[i], variables[i].size
+        if 4 * size > SPLIT_BYTES and servers > 1:
+            cuts = [start + size * s // servers for s in range(servers + 1)]
+            for s in range(servers):
+                pieces[s].append(Piece(cuts[s], cuts[s + 1]))
+                load[s] += cuts[s + 1] - cuts[s]
+        elif size:
+            s = min(range(servers), key=lambda s: (load[s], s))
+            pieces[s].append(Piece(start, start + size))
+            load[s] += size
+    return [sorted(p, key=lambda x: x.start) for p in pieces]
+
+
+def gather_index(pieces: list[Piece]) -> npt.NDArray[np.int64]:
+    """Positions in the flat buffer of one server's elements, in its own order."""
+    if not pieces:
+        return np.empty(0, np.int64)
+    return np.concatenate([np.arange(p.start, p.stop) for p in pieces])

@@ -1,0 +1,295 @@
+"""A server's data plane: one thread owns the parameters, answers requests and obeys the master's directives."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import queue
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from pydantic import ValidationError
+
+from elasticdl.errors import DataError
+from elasticdl.job.parameters import ParametersSpec
+from elasticdl.ps import snapshot
+from elasticdl.ps.ledger import Entry, Ledger, Push, Verdict
+from elasticdl.ps.parameters import Parameters
+from elasticdl.wire import control_pb2 as pb
+from elasticdl.wire.frames import Answer, BadFrame, Header, Op, floats, ids
+
+log = logging.getLogger(__name__)
+
+UNKNOWN_SECONDS = 10.0  # how long a push of a lease not heard of may wait
+Frames = Sequence[memoryview]
+
+
+@dataclass
+class Waiting:
+    """A push that cannot be judged yet."""
+
+    sender: bytes
+    header: Header
+    body: Frames
+    since: float
+
+
+class Service:
+    """Runs in one thread (`run`); `direct` and `stop` may be called from any."""
+
+    def __init__(
+        self, index: int, servers: int, seed: int, token: str, say: Callable[[pb.FromReplica], None],
+        host: str = "127.0.0.1", init_from: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.index, self.servers, self.seed, self.token, self.say = index, servers, seed, token, say
+        self.ledger = Ledger()
+        self.parameters: Parameters | None = None
+        self.init_from = init_from
+        if init_from is not None:
+            manifest = snapshot.read_manifest(init_from)
+            self.ledger.version = int(manifest["version"])
+            for shard, (next_batch, batches) in manifest["open"].items():
+                self.ledger.entries[shard] = Entry(0, next_batch, batches)
+        self._greeted: set[bytes] = set()
+        self._waiting: dict[tuple[bytes, str], Waiting] = {}
+        self._directives: queue.SimpleQueue[pb.ToReplica | None] = queue.SimpleQueue()
+        self._bell, self._rope = socket.socketpair()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 1 << 31)
+        self._socket.bind(f"tcp://{host}:*")
+        self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def direct(self, message: pb.ToReplica) -> None:
+        """Hand a directive of the master to the thread."""
+        self._directives.put(message)
+        self._rope.send(b"!")
+
+    def stop(self) -> None:
+        self._directives.put(None)
+        self._rope.send(b"!")
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._bell, zmq.POLLIN)
+        try:
+            while True:
+                ready = dict(poller.poll(1000))
+                if self._bell.fileno() in ready:
+                    self._bell.recv(4096)
+                    if not self._obey():
+                        return
+                if self._socket in ready:
+                    self._serve()
+                self._expire()
+        finally:
+            self._socket.close(0)
+            self._context.term()
+            self._bell.close()
+            self._rope.close()
+
+    # Directives.
+
+    def _obey(self) -> bool:
+        while True:
+            try:
+                message = self._directives.get_nowait()
+            except queue.Empty:
+                return True
+            if message is None:
+                return False
+            self._directive(message)
+            self._settle()
+
+    def _directive(self, m: pb.ToReplica) -> None:
+        ledger = self.ledger
+        match m.WhichOneof("body"):
+            case "opened":
+                ledger.opened(m.opened.shard, m.opened.attempt, m.opened.next_batch, m.opened.batches)
+            case "open_shards":
+                for o in m.open_shards.open:
+                    ledger.opened(o.shard, o.attempt, o.next_batch, o.batches)
+                ledger.open_only({o.shard for o in m.open_shards.open})
+            case "close_shard":
+                ledger.close(m.close_shard.shard)
+            case "close_epoch":
+                ledger.close_epoch(m.close_epoch.epoch)
+            case "hold":
+                ledger.hold(m.hold.cut, m.hold.at)
+            case "advance":
+                ledger.advance(m.advance.cut, {c.shard: c.next_batch for c in m.advance.counters})
+            case "release":
+                ledger.release(m.release.cut)
+            case "freeze":
+                self._freeze(m.freeze)
+            case "drop_view":
+                if self.parameters is not None:
+                    self.parameters.release(m.drop_view.cut)
+
+    def _freeze(self, freeze: pb.Freeze) -> None:
+        frozen = pb.Frozen(cut=freeze.cut)
+        if self.parameters is None:
+            frozen.error = "no worker has declared the model yet"
+        elif freeze.purpose == "view":
+            self.parameters.pin(freeze.cut)
+        else:
+            try:
+                directory = Path(freeze.directory) / f"version-{self.ledger.version}"
+                frozen.detail = snapshot.save_part(self.parameters, directory)
+            except OSError as error:
+                frozen.error = f"{freeze.directory}: {error.strerror or error}"
+        self.say(pb.FromReplica(frozen=frozen))
+
+    # Requests.
+
+    def _serve(self) -> None:
+        """Answer what has come, but look at the directives in between."""
+        for _ in range(64):
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            sender = bytes(parts[0].buffer)
+            frames = [p.buffer for p in parts[1:]]
+            try:
+                if not frames:
+                    raise BadFrame("a message without frames")
+                header = Header.unpack(frames[0])
+            except BadFrame as error:
+                log.warning("Refused a message: %s", error)
+                continue
+            try:
+                self._request(sender, header, frames[1:])
+            except (BadFrame, DataError, KeyError, ValidationError) as error:
+                text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
+                log.warning("Refused %s: %s", header.op.name, text)
+                self._refuse(sender, header, text)
+
+    def _request(self, sender: bytes, header: Header, body: Frames) -> None:
+        if header.op is Op.GREET:
+            if len(body) != 1 or not hmac.compare_digest(bytes(body[0]), self.token.encode()):
+                raise BadFrame("not the token of this job")
+            self._greeted.add(sender)
+            return self._answer(sender, header, Answer.OK)
+        if sender not in self._greeted:
+            raise BadFrame("the job's token was not given")
+        if header.op is Op.DECLARE:
+            return self._declare(sender, header, body)
+        if header.timeline != self.ledger.timeline:
+            raise BadFrame(f"timeline {header.timeline} is over; it is {self.ledger.timeline} now")
+        parameters = self._declared()
+        if header.op is Op.PUSH:
+            key = (sender, f"train/{header.epoch}/{header.index}")
+            self._waiting[key] = Waiting(sender, header, body, time.monotonic())
+            return self._settle()
+        if header.op is Op.PULL:
+            weights, state = parameters.pull(header.view)
+            return self._answer(sender, header, Answer.OK, weights, state)
+        if not 0 <= header.table < len(parameters.tables):
+            raise BadFrame(f"there is no table {header.table}")
+        if header.op is Op.ROWS:
+            if len(body) != 1:
+                raise BadFrame(f"{len(body)} frames of ids, expected 1")
+            rows = parameters.rows(header.table, ids(body[0], "ids"), header.view, create=header.start == 0)
+            return self._answer(sender, header, Answer.OK, rows)
+        found = parameters.export(header.table, header.start)
+        return self._answer(sender, header, Answer.OK, *found)
+
+    def _declare(self, sender: bytes, header: Header, body: Frames) -> None:
+        if len(body) != 3:
+            raise BadFrame(f"{len(body)} frames in a declaration, expected 3")
+        spec = ParametersSpec.model_validate_json(bytes(body[0]))
+        if self.parameters is None:
+            parameters = Parameters(spec, self.index, self.servers, self.seed)
+            if self.init_from is not None:
+                snapshot.restore(parameters, self.init_from)
+            else:
+                parameters.weights[:] = floats(body[1], len(parameters.weights), "initial values")
+                parameters.state[:] = floats(body[2], len(parameters.state), "initial state")
+            self.parameters = parameters
+            log.info(
+                "Holding %d dense values and %d tables, optimizer %s",
+                len(parameters.weights), len(spec.tables), spec.optimizer.kind,
+            )  # fmt: skip
+        elif spec != self.parameters.spec:
+            raise BadFrame("another worker declared a different model: did the model file change during the job?")
+        self._answer(sender, header, Answer.OK)
+
+    def _declared(self) -> Parameters:
+        if self.parameters is None:
+            raise BadFrame("no worker has declared the model yet")
+        return self.parameters
+
+    # Pushes.
+
+    def _settle(self) -> None:
+        """Judge the pushes that wait, again after each one applied, and tell the master where this server stands."""
+        moved = True
+        while moved:
+            moved = False
+            for key, w in list(self._waiting.items()):
+                moved |= self._judge(key, w)
+        report = self.ledger.report()
+        if report is not None:
+            counters = [pb.Counter(shard=s, next_batch=n) for s, n in report[1].items()]
+            self.say(pb.FromReplica(held=pb.Held(cut=report[0], counters=counters)))
+
+    def _judge(self, key: tuple[bytes, str], w: Waiting) -> bool:
+        h = w.header
+        push = Push(h.timeline, h.epoch, h.index, h.attempt, h.batch)
+        ruling = self.ledger.judge(push)
+        if ruling.verdict is Verdict.WAIT:
+            return False
+        del self._waiting[key]
+        if ruling.verdict is Verdict.REFUSE:
+            self._refuse(w.sender, h, ruling.reason)
+            return False
+        if ruling.verdict is Verdict.APPLY:
+            try:
+                self._apply(w.body)
+            except BadFrame as error:
+                log.warning("Refused a push of %s: %s", push.shard, error)
+                self._refuse(w.sender, h, str(error))
+                return False
+            self.ledger.applied(push)
+        answer = {Verdict.APPLY: Answer.OK, Verdict.REPEAT: Answer.REPEAT, Verdict.RESEND: Answer.RESEND}
+        expected = self.ledger.entries[push.shard].next_batch
+        self._answer(w.sender, h, answer[ruling.verdict], batch=expected)
+        return ruling.verdict is Verdict.APPLY
+
+    def _apply(self, body: Frames) -> None:
+        parameters = self._declared()
+        tables = parameters.spec.tables
+        if len(body) != 2 + 2 * len(tables):
+            raise BadFrame(f"{len(body)} frames in a push, expected {2 + 2 * len(tables)}")
+        gradients = floats(body[0], len(parameters.weights), "dense gradients")
+        state = floats(body[1], len(parameters.state), "state difference")
+        rows = {}
+        for number, table in enumerate(tables):
+            found = ids(body[2 + 2 * number], f"ids of {table.name}")
+            grads = floats(body[3 + 2 * number], len(found) * table.dim, f"gradients of {table.name}")
+            if len(found):
+                rows[number] = (found, grads.reshape(len(found), table.dim))
+        parameters.apply(self.ledger.version + 1, gradients, state, rows)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for key, w in list(self._waiting.items()):
+            if now - w.since > UNKNOWN_SECONDS and key[1] not in self.ledger.entries:
+                del self._waiting[key]
+                self._refuse(w.sender, w.header, f"shard {key[1]} is not open here")
+
+    def _answer(self, sender: bytes, h: Header, answer: Answer, *body: object, batch: int = 0) -> None:
+        reply = Header(h.op, h.request, h.timeline, answer, h.table, h.epoch, h.index, h.attempt, batch, self.ledger.version)
+        self._socket.send_multipart([sender, reply.pack(), *body], copy=False)
+
+    def _refuse(self, sender: bytes, h: Header, reason: str) -> None:
+        self._answer(sender, h, Answer.REFUSED, reason.encode())

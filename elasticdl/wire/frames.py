@@ -1,0 +1,90 @@
+"""Frames of the data plane: a fixed header and raw little-endian buffers, checked before they are believed.
+
+    request   header | body frames of the operation
+    answer    header | body frames, or one frame of UTF-8 text when refused
+
+No frame is ever unpickled, and no size from the wire is allocated before it was compared with what is expected.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+MAGIC = b"EDL1"
+_HEADER = struct.Struct("<4sBBHQQQIIIIQ")
+
+
+class Op(IntEnum):
+    DECLARE = 1  # JSON of ParametersSpec, initial trainable slice, initial state slice
+    PULL = 2  # -> trainable slice, state slice
+    ROWS = 3  # table, ids -> rows
+    PUSH = 4  # gradients, state difference, then ids and gradients of each table
+    EXPORT = 5  # table, from the row `start` on -> ids, rows
+    GREET = 6  # the token of the job; nothing else is answered before
+
+
+class Answer(IntEnum):
+    REQUEST = 0
+    OK = 1
+    REPEAT = 2
+    RESEND = 3
+    REFUSED = 4
+
+
+class BadFrame(ValueError):
+    """Bytes that are not what they should be."""
+
+
+@dataclass(frozen=True)
+class Header:
+    op: Op
+    request: int
+    timeline: int = 0
+    answer: Answer = Answer.REQUEST
+    table: int = 0
+    epoch: int = 0
+    index: int = 0
+    attempt: int = 0
+    batch: int = 0  # in an answer: the batch expected next
+    view: int = 0  # a pinned view to read from; in an answer: the server's version
+
+    start: int = 0
+
+    def pack(self) -> bytes:
+        return _HEADER.pack(
+            MAGIC, self.op, self.answer, self.table, self.request, self.timeline, self.view, self.epoch, self.index,
+            self.attempt, self.batch, self.start,
+        )  # fmt: skip
+
+    @classmethod
+    def unpack(cls, frame: bytes | memoryview) -> Header:
+        if len(frame) != _HEADER.size:
+            raise BadFrame(f"a header of {len(frame)} bytes; it has {_HEADER.size}")
+        magic, op, answer, table, request, timeline, view, epoch, index, attempt, batch, start = _HEADER.unpack(frame)
+        if magic != MAGIC:
+            raise BadFrame(f"a header that starts with {magic!r}; it starts with {MAGIC!r}")
+        try:
+            return cls(
+                Op(op), request, timeline, Answer(answer), table, epoch, index, attempt, batch, view, start
+            )
+        except ValueError as error:
+            raise BadFrame(str(error)) from None
+
+
+def floats(frame: bytes | memoryview, count: int, what: str) -> npt.NDArray[np.float32]:
+    """The frame as exactly `count` float32 values, without a copy."""
+    if len(frame) != 4 * count:
+        raise BadFrame(f"{what}: {len(frame)} bytes, expected {count} float32 values ({4 * count} bytes)")
+    return np.frombuffer(frame, dtype="<f4")
+
+
+def ids(frame: bytes | memoryview, what: str) -> npt.NDArray[np.int64]:
+    """The frame as int64 ids, without a copy."""
+    if len(frame) % 8:
+        raise BadFrame(f"{what}: {len(frame)} bytes, not a whole number of 64-bit ids")
+    return np.frombuffer(frame, dtype="<i8")
