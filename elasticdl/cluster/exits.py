@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,8 +82,10 @@ class OutOfMemoryKills:
     kill; where a stranger on the same count was killed before, that is wrong.
     """
 
-    def __init__(self) -> None:
-        self._source = next((path for path in _count_files() if _read_count(path) is not None), None)
+    def __init__(self, sources: Sequence[Path] | None = None) -> None:
+        """Read the first of these files that has a count: by default, where this system keeps one."""
+        candidates = _count_files() if sources is None else sources
+        self._source = next((path for path in candidates if _read_count(path) is not None), None)
         self._attributed = self._count()
 
     def take_one(self) -> bool:

@@ -48,6 +48,10 @@ def ended(pid: int) -> bool:
         return True
 
 
+def take_exit_status(pid: int) -> None:
+    os.waitpid(pid, 0)
+
+
 def open_files() -> set[str]:
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
@@ -318,7 +322,7 @@ def test_an_exit_status_taken_by_other_code_is_reported_as_such(run: Run, tmp_pa
             await supervisor.launch(shell("w-0", "exit 0"))
             pid = supervisor.replicas()[0].pid
             assert pid is not None
-            await asyncio.to_thread(os.waitpid, pid, 0)
+            take_exit_status(pid)
             exit = await supervisor.wait("w-0")
             assert (exit.code, exit.signal) == (None, None)
             assert "other code in the launcher took its exit status" in exit.reason
