@@ -31,6 +31,7 @@ from elasticdl.frameworks.trainable import (
     Trainable,
     map_arrays,
     narrowed,
+    to_numpy,
 )
 from elasticdl.job.parameters import ParametersSpec, TableSpec, VariableSpec
 
@@ -179,9 +180,5 @@ def _check_variables(variables: Sequence[Any], code: ModelFile) -> None:
 
 def read_flat(variables: Sequence[Any]) -> FloatArray:
     """The values of these variables as one flat array."""
-    parts = [np.asarray(keras.ops.convert_to_numpy(v.value), np.float32).reshape(-1) for v in variables]
+    parts = [to_numpy(v.value).reshape(-1) for v in variables]
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
-
-
-def to_numpy(value: Any) -> Any:
-    return np.asarray(keras.ops.convert_to_numpy(value))

@@ -10,7 +10,7 @@ import keras
 from elasticdl.frameworks import export
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.rows import TableLayer, ZeroLookup, answered_by
-from elasticdl.frameworks.trainable import TableExport
+from elasticdl.frameworks.trainable import TableExport, to_numpy
 from elasticdl.job.parameters import TableSpec
 
 
@@ -35,7 +35,7 @@ def export_model(
             _plain(model, tables, rows).save(target.path("model.keras"))
             target.readme(_KERAS)
         else:
-            tensors = {v.path: keras.ops.convert_to_numpy(v.value) for v in model.variables}
+            tensors = {v.path: to_numpy(v.value) for v in model.variables}
             for table in tables:
                 if table.input_dim is not None:
                     tensors[f"{table.name}/embeddings"] = export.all_rows(table, rows)

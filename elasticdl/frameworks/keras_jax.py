@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from elasticdl.errors import ModelError
-from elasticdl.frameworks.keras import KerasTrainable, to_numpy
+from elasticdl.frameworks.keras import KerasTrainable
 from elasticdl.frameworks.keras_rows import ArgumentLookup, IdRecorder, PulledRows, pull
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.rows import answered_by
-from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, map_arrays, narrowed
+from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, map_arrays, narrowed, to_numpy
 from elasticdl.job.parameters import TableSpec
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from elasticdl.frameworks.metrics import Arrays, MeanMeasure, Measure, State
 from elasticdl.frameworks.model_file import ModelFile
+from elasticdl.frameworks.trainable import to_numpy
 
 
 def measure(metric: Any, code: ModelFile) -> Measure:
@@ -25,7 +26,7 @@ class _FunctionMeasure(MeanMeasure):
     """A mean over records of a function of numpy arrays, which keras.ops takes as well."""
 
     def __init__(self, function: Any, code: ModelFile) -> None:
-        super().__init__(function, keras.ops.convert_to_numpy)
+        super().__init__(function, to_numpy)
         self._code = code
 
     def update(self, labels: Arrays, predictions: Arrays) -> None:
@@ -64,7 +65,7 @@ class _MetricMeasure:
             variable.assign(variable.value + keras.ops.convert_to_tensor(state[f"variable {i}"]))
 
     def result(self) -> float:
-        return float(np.asarray(keras.ops.convert_to_numpy(self._metric.result())).mean())
+        return float(to_numpy(self._metric.result()).mean())
 
     def _values(self) -> list[Any]:
-        return [keras.ops.convert_to_numpy(v.value) for v in self._metric.variables]
+        return [to_numpy(v.value) for v in self._metric.variables]

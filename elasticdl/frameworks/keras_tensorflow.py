@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.frameworks.keras import KerasTrainable, read_flat, to_numpy
+from elasticdl.frameworks.keras import KerasTrainable, read_flat
 from elasticdl.frameworks.keras_rows import ArgumentLookup, IdRecorder, PulledRows, pull
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.rows import answered_by
-from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, map_arrays, narrowed
+from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, map_arrays, narrowed, to_numpy
 from elasticdl.job.parameters import TableSpec
 
 

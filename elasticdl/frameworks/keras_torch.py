@@ -8,11 +8,11 @@ from typing import Any
 import keras
 import torch
 
-from elasticdl.frameworks.keras import KerasTrainable, to_numpy
+from elasticdl.frameworks.keras import KerasTrainable
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.rows import answered_by
 from elasticdl.frameworks.torch_rows import FlatTensors, TorchLookup
-from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, map_arrays, narrowed
+from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, map_arrays, narrowed, to_numpy
 from elasticdl.job.parameters import TableSpec
 
 

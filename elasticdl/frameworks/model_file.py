@@ -153,6 +153,19 @@ class ModelFile:
         with self.running(f"calling {self.location.symbol}"):
             return self.custom_model(**params)
 
+    def build_checked(self) -> Any:
+        """The model, which is a Keras or torch one."""
+        model = self.build()
+        keras, torch = sys.modules.get("keras"), sys.modules.get("torch")
+        is_keras = keras is not None and isinstance(model, keras.Model)
+        if is_keras or (torch is not None and isinstance(model, torch.nn.Module)):
+            return model
+        raise ModelError(
+            self.path,
+            f"{self.location.symbol} returned {type(model).__name__}, neither a Keras model nor a torch.nn.Module",
+            "Return keras.Model(...) or a torch.nn.Module.",
+        )
+
     def feed(self, records: list[Any], mode: str, metadata: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
         """Features and labels of these records; labels are None in prediction mode."""
         with self.running(f"calling {self.request.feed}"):
@@ -296,17 +309,11 @@ def load_trainable(
         from elasticdl.frameworks import torch as torch_models
 
         torch_models.seed_everything(seed)
-    model = code.build()
+    model = code.build_checked()
     if "keras" in sys.modules and isinstance(model, sys.modules["keras"].Model):
         from elasticdl.frameworks import keras as keras_models
 
         return keras_models.trainable(model, code, seed, sample)
-    if "torch" in sys.modules and isinstance(model, sys.modules["torch"].nn.Module):
-        from elasticdl.frameworks.torch import TorchTrainable
+    from elasticdl.frameworks.torch import TorchTrainable
 
-        return TorchTrainable(model, code, sample)
-    raise ModelError(
-        code.path,
-        f"{code.location.symbol} returned {type(model).__name__}, which is neither a Keras model nor a torch.nn.Module",
-        "Return keras.Model(...) or a torch.nn.Module.",
-    )
+    return TorchTrainable(model, code, sample)

@@ -18,7 +18,7 @@ from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.optimizers import read_optimizer
 from elasticdl.frameworks.rows import NoRows, TableLayer, answered_by
 from elasticdl.frameworks.torch_rows import FlatTensors, TorchLookup, mean_of, to_tensor
-from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, TableExport, map_arrays
+from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, TableExport, map_arrays, to_numpy
 from elasticdl.job.parameters import ParametersSpec, TableSpec, VariableSpec
 
 
@@ -80,7 +80,7 @@ class TorchTrainable:
         with self._code.running("computing predictions"):
             self._model.eval()
             with answered_by(TorchLookup(rows, training=False)), torch.inference_mode():
-                return map_arrays(_to_numpy, self._model(self._to_tensors(features)))
+                return map_arrays(to_numpy, self._model(self._to_tensors(features)))
 
     def new_metrics(self) -> MetricsAccumulator:
         metrics = {name: _TensorMeasure(function, self._code) for name, function in self._code.metrics().items()}
@@ -120,7 +120,7 @@ class _TensorMeasure(MeanMeasure):
     """A mean over records of a function of torch tensors."""
 
     def __init__(self, function: Callable[[Any, Any], Any], code: ModelFile) -> None:
-        super().__init__(function, _to_numpy)
+        super().__init__(function, to_numpy)
         self._code = code
 
     def update(self, labels: Arrays, predictions: Arrays) -> None:
@@ -148,10 +148,6 @@ def _state(model: Any, trainable: dict[str, Any]) -> dict[str, Any]:
     kept = set(model.state_dict(keep_vars=True))  # leaves out buffers registered with persistent=False
     named = [*model.named_parameters(), *model.named_buffers()]
     return {n: t for n, t in named if n not in trainable and n in kept and t.dtype.is_floating_point}
-
-
-def _to_numpy(value: Any) -> Any:
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
 def _layers_text(model: Any, tables: tuple[TableSpec, ...]) -> str:

@@ -86,6 +86,12 @@ def map_arrays(convert: Any, arrays: Arrays) -> Arrays:
     return None if arrays is None else convert(arrays)
 
 
+def to_numpy(value: Any) -> npt.NDArray[Any]:
+    """A tensor of any framework as a numpy array."""
+    detach = getattr(value, "detach", None)  # torch's; its tensors may be on a device and part of a graph
+    return np.asarray(detach().cpu().numpy() if detach else value)
+
+
 def narrowed(array: Any) -> npt.NDArray[Any]:
     """The array as models take it: numpy makes float64 by default, models compute in float32."""
     found: npt.NDArray[Any] = np.asarray(array)

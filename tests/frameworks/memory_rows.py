@@ -32,5 +32,7 @@ class MemoryRows:
         if how.kind == "constant":
             return np.full(table.dim, how.a, np.float32)
         draw = np.random.default_rng([self._seed, row % 2**63, len(table.name)])
-        values = draw.uniform(how.a, how.b, table.dim) if how.kind == "uniform" else draw.normal(how.a, how.b, table.dim)
+        values = (
+            draw.uniform(how.a, how.b, table.dim) if how.kind == "uniform" else draw.normal(how.a, how.b, table.dim)
+        )
         return values.astype(np.float32)
