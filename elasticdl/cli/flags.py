@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from elasticdl.errors import Problem
 from elasticdl.job.invalid import nearest
-from elasticdl.job.knob import Command, Knob
+from elasticdl.job.knob import COMMANDS, Command, Knob
 from elasticdl.job.resolve import Resolved, resolve
-from elasticdl.job.spec import knobs, read_values, spellings
+from elasticdl.job.spec import JobSpec, knobs, read_values, spellings
 from elasticdl.job.yaml_file import read_yaml
 
 OPTIONS = {
@@ -54,25 +54,41 @@ def wants_help(words: Sequence[str]) -> Literal["common", "all"] | None:
 
 def read_request(words: Sequence[str], command: str = "train") -> Request:
     """The job that these words describe. `command` is train, evaluate, predict, or by-hand for a master or worker."""
+    reading = _read_words(words, command)
+    spec, problems, refused = _spec(reading)
+    dry_run = reading.options.get("dry_run")
+    return Request(resolve(spec, problems, refused), "json" if dry_run == "json" else "yaml" if dry_run else None)
+
+
+def read_spec(words: Sequence[str], command: str = "train") -> tuple[JobSpec, list[Problem]]:
+    """The job as it was asked for, not yet resolved, and what is wrong with single words."""
+    return _spec(_read_words(words, command))[:2]
+
+
+def _read_words(words: Sequence[str], command: str) -> _Reading:
     reading = _Reading(command)
-    rest = [word for word in words if word.strip() not in ("", "\\")]  # what is left of a line continued into nothing
+    rest = list(words)
     while rest:
         _read_word(reading, rest)
+    return reading
+
+
+def _spec(reading: _Reading) -> tuple[JobSpec, list[Problem], set[str]]:
     values: dict[str, Any] = {}
     where: dict[str, str] = {}
     if "file" in reading.options:
         _read_file(reading, reading.options["file"], values, where)
     values |= reading.written
     where |= reading.where
-    spec_command: Command = command if command in ("train", "evaluate", "predict") else "train"  # type: ignore[assignment]
-    spec, problems, refused = read_values(values, spec_command, where)
-    resolved = resolve(spec, [*reading.problems, *problems], refused)
-    dry_run = reading.options.get("dry_run")
-    return Request(resolved, "json" if dry_run == "json" else "yaml" if dry_run else None)
+    command: Command = next((c for c in COMMANDS if c == reading.command), "train")
+    spec, problems, refused = read_values(values, command, where)
+    return spec, [*reading.problems, *problems], refused
 
 
 def _read_word(reading: _Reading, rest: list[str]) -> None:
     word = rest.pop(0)
+    if word.strip() in ("", "\\"):  # what is left of a line that is continued into nothing
+        return
     name, equals, value = word.lstrip("-").partition("=")
     name = name.replace("-", "_")
     if re.match(r"-f($|[^-])", word):  # -f job.yaml, -fjob.yaml, -f=job.yaml

@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     command = words[0] if words else "--help"
     try:
-        return _dispatch(command, words[1:])
+        code = _dispatch(command, words[1:])
+        sys.stdout.flush()  # here, where a reader that went away is still caught
+        return code
     except ElasticDLError as error:
         _complain(command, error)
         return error.exit_code

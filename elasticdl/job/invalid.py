@@ -46,7 +46,7 @@ def from_validation(error: ValidationError, where: dict[str, str] | None = None)
     for detail in error.errors():
         field = str(detail["loc"][0]) if detail["loc"] else ""
         what, remedy = _in_words(detail["type"], detail.get("ctx", {}), detail["msg"], detail["input"])
-        place = (where or {}).get(field, f"--{field}")
+        place = (where or {}).get(field, f"--{field}" if field else "job")
         if not any(name == field for name, _ in found):  # one problem per knob: later ones are echoes
             found.append((field, Problem(place, shown(detail["input"]), what, remedy)))
     return found

@@ -108,7 +108,7 @@ class Knob:
             return spell_pairs(value, self.separator)
         if isinstance(value, tuple):
             return ";".join(str(v) for v in value)
-        return str(value)
+        return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def read_knob(name: str, group: str, field: FieldInfo) -> Knob:

@@ -100,6 +100,11 @@ class JobPaths:
         return self.root / "job.json"
 
     @property
+    def datasets(self) -> Path:
+        """What the data consists of, as found before the job started."""
+        return self.root / "datasets.json"
+
+    @property
     def token(self) -> Path:
         """The job's secret; readable by its owner only."""
         return self.root / "token"

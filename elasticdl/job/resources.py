@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from elasticdl.job.invalid import Invalid, nearest
-from elasticdl.job.values import blank_is_none, dns_label, read_pairs
+from elasticdl.job.values import blank_is_none, dns_label, read_pairs, spell_pairs
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 UNITS |= {unit + "i": 1024**power for power, unit in enumerate("KMGTPE", start=1)}
@@ -142,9 +142,9 @@ HOST_PATH_TYPES = ("Directory", "DirectoryOrCreate", "File", "FileOrCreate", "So
 class VolumeSpec:
     """A volume mounted into every pod: a path of the node or a PersistentVolumeClaim."""
 
-    mount_path: str
     host_path: str | None = None
     claim_name: str | None = None
+    mount_path: str = ""
     sub_path: str | None = None
     type: str | None = None
 
@@ -176,7 +176,7 @@ class VolumeSpec:
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
 
     def __str__(self) -> str:
-        return ",".join(f"{key}={value}" for key, value in self.as_dict().items())
+        return spell_pairs(self.as_dict(), ",")
 
 
 def read_volumes(value: Any) -> tuple[VolumeSpec, ...]:
@@ -234,7 +234,8 @@ class PrioritySpec:
 
 def _optional_resources(value: Any) -> ResourceSpec | None:
     value = blank_is_none(value)
-    return None if value is None else ResourceSpec.parse(value)
+    found = None if value is None else ResourceSpec.parse(value)
+    return found if found != ResourceSpec() else None
 
 
 _AS_TEXT = WithJsonSchema({"type": "string"})

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from elasticdl.job.knob import Part, knob
 from elasticdl.job.resources import Volumes
-from elasticdl.job.values import DnsLabel, Envs, Image, JobName, JsonObject, Pattern, Text
+from elasticdl.job.values import DnsLabel, Envs, Image, JobName, JsonObject, Pattern, Port, Text
 
 KUBERNETES = "running jobs on Kubernetes"
 NO_IMAGE = "processes on this machine use no image"
@@ -55,6 +55,7 @@ class ClusterPart(Part):
         local="processes on this machine see its files where they are, and nothing is mounted",
     )
     envs: Envs = knob({}, "Environment variables of every replica.", metavar='"K=V,K=V"', separator=",")
+    master_port: Port = knob(0, "The port the master listens on; 0 lets the system choose one.")
     populate_env_names: Pattern = knob(
         None,
         "Which environment variables the master hands on to the pods it starts.",

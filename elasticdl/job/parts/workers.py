@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from elasticdl.job.knob import BY_HAND, TRAIN, Part, knob
-from elasticdl.job.values import Count, CriticalWorkers, OptionalCount, Port, Positive, Seconds, Text
+from elasticdl.job.values import Count, CriticalWorkers, OptionalCount, Positive, Seconds, Text
 
 INFERRED = "ElasticDL works this out from the rest of the job"
 
@@ -82,4 +82,3 @@ class ByHandPart(Part):
         commands=BY_HAND,
         later="starting a master or worker by hand",
     )
-    master_port: Port = knob(0, "The port the master listens on; 0 lets the system choose one.")

@@ -1,0 +1,164 @@
+"""From what was asked for to the job that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.errors import UsageError
+from elasticdl.job.resolve import Resolved, resolve
+from elasticdl.job.spec import JobSpec
+
+MODEL: dict[str, Any] = {"model_def": "mnist.net.custom_model", "training_data": "data"}
+
+
+def resolved(**values: Any) -> Resolved:
+    return resolve(JobSpec.model_validate({**MODEL, **values}), env={}, unique="abc")
+
+
+def said(result: Resolved) -> str:
+    return "\n".join([*result.decisions, *result.notes])
+
+
+def test_a_job_without_a_name_gets_one_from_its_model() -> None:
+    result = resolved()
+    assert result.spec.job_name == "net-abc"
+    assert "--job_name is not given" in said(result)
+
+
+def test_a_job_without_an_image_runs_here_and_one_with_an_image_on_kubernetes() -> None:
+    assert resolved().spec.runtime == "local"
+    assert resolved(image_name="i").spec.runtime == "kubernetes"
+    assert resolved(image_name="i", runtime="local").spec.runtime == "local"
+    assert "since --image_name is given" in said(resolved(image_name="i"))
+    assert "as --runtime=local says" in said(resolved(image_name="i", runtime="local"))
+
+
+@pytest.mark.parametrize(
+    ("values", "asynchronous", "why"),
+    [
+        ({}, True, "nothing asks for synchronous"),
+        ({"grads_to_wait": 1}, True, "nothing asks for synchronous"),
+        ({"use_async": True}, True, "--use_async=true"),
+        ({"use_async": False}, False, "--use_async=false"),
+        ({"grads_to_wait": 2}, False, "--grads_to_wait=2"),
+        ({"sync_version_tolerance": 0}, False, "--sync_version_tolerance is given"),
+    ],
+)
+def test_the_mode_is_resolved_with_its_reason(values: dict[str, Any], asynchronous: bool, why: str) -> None:
+    result = resolved(**values)
+    assert result.spec.use_async is result.spec.asynchronous is asynchronous
+    assert why in said(result)
+    assert bool(result.later) is not asynchronous
+
+
+def test_one_server_is_started_where_none_is_asked_for() -> None:
+    assert resolved().spec.num_ps_pods == 1
+    assert resolved(num_ps_pods=3).spec.num_ps_pods == 3
+    assert resolved(distribution_strategy="AllreduceStrategy").spec.num_ps_pods == 0
+
+
+def test_the_local_strategy_has_one_worker_and_one_server() -> None:
+    result = resolved(distribution_strategy="Local", num_workers=4)
+    assert (result.spec.num_workers, result.spec.num_ps_pods) == (1, 1)
+    assert any(note.startswith("--num_workers=4") for note in result.notes)
+    assert result.problems == result.later == ()
+
+
+def test_state_and_checkpoints_are_kept_below_one_folder() -> None:
+    spec = resolved(job_name="j", state_dir="~/s").spec
+    assert spec.state_dir == str(Path.home() / "s")
+    assert spec.checkpoint_dir == str(Path.home() / "s" / "j" / "checkpoint")
+    spec = resolve(JobSpec.model_validate({**MODEL, "job_name": "j"}), env={"ELASTICDL_STATE_DIR": "/s"}).spec
+    assert spec.state_dir == "/s"
+    assert resolved(checkpoint_dir="mine").spec.checkpoint_dir == "mine"
+
+
+def test_a_limit_is_the_request_on_kubernetes_and_only_what_was_given_here() -> None:
+    there = resolved(image_name="i", worker_resource_request="cpu=2,memory=1Gi", ps_resource_limit="memory=512Mi").spec
+    assert there.limit("worker") == there.request("worker")
+    assert str(there.request("ps")) == "cpu=1,memory=512Mi"
+    here = resolved(worker_resource_request="cpu=2,memory=1Gi")
+    assert here.spec.limit("worker") is None
+    assert any("--worker_resource_limit" in note for note in here.notes)
+
+
+def test_records_per_task_become_whole_minibatches() -> None:
+    spec = resolved(records_per_task=100, minibatch_size=64).spec
+    assert (spec.num_minibatches_per_task, spec.records_per_task) == (2, None)
+
+
+def test_relaunching_can_be_switched_off_the_old_way() -> None:
+    result = resolved(aux_params="disable_relaunch=True; debug=1")
+    assert result.spec.relaunch_on_worker_failure == 0
+    assert "nothing reads debug" in said(result)
+
+
+def test_resolving_again_changes_nothing() -> None:
+    for values in ({}, {"image_name": "i", "use_async": False}, {"distribution_strategy": "Local"}):
+        once = resolved(**values)
+        again = resolve(JobSpec.from_json(once.spec.to_json()), env={}, unique="other")
+        assert again.spec == once.spec
+
+
+def test_features_of_later_releases_are_all_refused_by_name_at_once() -> None:
+    result = resolved(checkpoint_steps=10, num_standby=1, distribution_strategy="AllreduceStrategy", image_name="i")
+    assert result.problems == ()
+    with pytest.raises(UsageError) as caught:
+        result.require()
+    where = {problem.where for problem in caught.value.problems}
+    assert where == {"--checkpoint_steps", "--num_standby", "--distribution_strategy", "--image_name"}
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_commands_of_later_releases_are_refused_by_name(command: str) -> None:
+    values = {"validation_data": "d", "prediction_data": "d", "checkpoint_dir_for_init": "c", "command": command}
+    result = resolved(**values)
+    assert result.problems == ()
+    assert [problem.where for problem in result.later] == [f"elasticdl {command}"]
+
+
+@pytest.mark.parametrize(
+    ("values", "flag", "what"),
+    [
+        ({"model_def": None}, "--model_def", "names the model"),
+        ({"training_data": None}, "--training_data", "needed to train"),
+        ({"command": "evaluate", "checkpoint_dir_for_init": "c"}, "--validation_data", "needed to evaluate"),
+        ({"command": "predict", "prediction_data": "d"}, "--checkpoint_dir_for_init", "needed to predict"),
+        ({"model_file": "a.py"}, "--model_file", "--model_def"),
+        ({"records_per_task": 5, "num_minibatches_per_task": 2}, "--records_per_task", "size of a shard"),
+        ({"evaluation_steps": 5}, "--evaluation_steps", "no data"),
+        ({"distribution_strategy": "AllreduceStrategy", "num_ps_pods": 1}, "--num_ps_pods", "all-reduce"),
+        ({"distribution_strategy": "CustomStrategy"}, "--distribution_strategy", "program of your own"),
+        ({"use_async": True, "grads_to_wait": 2}, "--grads_to_wait", "--use_async is true"),
+        ({"use_async": False, "get_model_steps": 2}, "--get_model_steps", "synchronous"),
+        ({"grads_to_wait": 2, "lr_staleness_modulation": True}, "--lr_staleness_modulation", "synchronous"),
+        ({"min_workers": 3}, "--min_workers", "above --num_workers=2"),
+        ({"max_workers": 1}, "--max_workers", "below --num_workers=2"),
+        ({"max_workers": 8, "virtual_workers": 4}, "--virtual_workers", "8 workers"),
+        ({"envs": "WORKER_ID=1"}, "--envs", "ElasticDL itself"),
+        ({"envs": "ELASTICDL_TOKEN=1"}, "--envs", "ElasticDL itself"),
+        ({"job_command": "echo"}, "--model_def", "its own program"),
+        ({"need_tf_config": True}, "--need_tf_config", "program of your own"),
+        ({"runtime": "kubernetes"}, "--image_name", "needed on Kubernetes"),
+        ({"worker_image": "i"}, "--image_name", "needed on Kubernetes"),
+        ({"cluster_spec": "f.py", "cluster_spec_json": "{}"}, "--cluster_spec_json", "--cluster_spec"),
+        (
+            {"worker_resource_request": "cpu=2,memory=1Gi", "worker_resource_limit": "cpu=1,memory=2Gi"},
+            "--worker_resource_limit",
+            "allows cpu=1, less than the cpu=2",
+        ),
+    ],
+)
+def test_knobs_that_do_not_fit_together_are_named(values: dict[str, Any], flag: str, what: str) -> None:
+    problems = resolved(**values).problems
+    assert [problem.where for problem in problems if what in problem.what] == [flag]
+    assert all(problem.remedy for problem in problems)
+
+
+def test_a_check_is_left_out_when_one_of_its_knobs_was_refused_already() -> None:
+    spec = JobSpec.model_validate({**MODEL, "evaluation_steps": 5})
+    assert resolve(spec).problems
+    assert resolve(spec, refused={"validation_data"}).problems == ()
