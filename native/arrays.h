@@ -37,7 +37,7 @@ class Array {
     const int writable = std::is_const_v<T> ? 0 : PyBUF_WRITABLE;
     if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_FORMAT | PyBUF_STRIDES) != 0) {
       PyErr_Clear();
-      throw nb::type_error((wanted(name, shape) + ", got " + nb::cast<std::string>(nb::str(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())))))).c_str());
+      throw nb::type_error((wanted(name, shape) + ", got an object of type " + nb::type_name(object.type()).c_str()).c_str());
     }
     std::string problem = fault(shape, writable != 0);
     if (!problem.empty()) {
@@ -58,19 +58,25 @@ class Array {
  private:
   static std::string shape_text(const int64_t* shape, size_t dims) {
     std::string text = "(";
-    for (size_t i = 0; i < dims; ++i) text += (i != 0 ? ", " : "") + (shape[i] == kAnyLength ? std::string("n") : std::to_string(shape[i]));
+    for (size_t i = 0; i < dims; ++i) {
+      if (i != 0) text += ", ";
+      text += shape[i] == kAnyLength ? "n" : std::to_string(shape[i]);
+    }
     return text + (dims == 1 ? ",)" : ")");
   }
 
   static std::string wanted(const char* name, std::initializer_list<int64_t> shape) {
-    return std::string(name) + ": expected a C-contiguous " + (std::is_const_v<T> ? "" : "writable ") + Element<Item>::name + " array of shape " + shape_text(shape.begin(), shape.size());
+    return std::string(name) + ": expected a C-contiguous " + (std::is_const_v<T> ? "" : "writable ") +
+           Element<Item>::name + " array of shape " + shape_text(shape.begin(), shape.size());
   }
 
   // What is wrong with the array; a leading ! marks a wrong type rather than a wrong value.
   std::string fault(std::initializer_list<int64_t> shape, bool writable) const {
     const char* format = buffer_.format != nullptr ? buffer_.format : "B";
     const char* code = *format == '<' || *format == '=' || *format == '@' ? format + 1 : format;
-    if (std::strlen(code) != 1 || !Element<Item>::matches(*code)) return std::string("!elements of format '") + format + "'";
+    if (std::strlen(code) != 1 || !Element<Item>::matches(*code)) {
+      return std::string("!elements of format '") + format + "'";
+    }
     int64_t dims[8] = {};
     if (buffer_.ndim > 8) return "an array of " + std::to_string(buffer_.ndim) + " dimensions";
     bool fits = buffer_.ndim == static_cast<int>(shape.size());

@@ -24,7 +24,9 @@ uint32_t limit_of(size_t number, size_t buckets) {
 Index::Index(size_t expected_rows) {
   size_t buckets = kFirstBuckets;
   while (buckets < kSegmentBuckets && places(buckets) / 2 < expected_rows) buckets *= 2;
-  while (depth_ < kMaxDepth && (size_t{limit_of(0, buckets)} << depth_) < expected_rows && buckets == kSegmentBuckets) ++depth_;
+  if (buckets == kSegmentBuckets) {
+    while ((size_t{limit_of(0, buckets)} << depth_) < expected_rows) ++depth_;
+  }
   mask_ = static_cast<uint32_t>(buckets - 1);
   const size_t count = size_t{1} << depth_;
   segments_.reserve(count);
@@ -86,7 +88,9 @@ void Index::widen() {
   const uint32_t mask = static_cast<uint32_t>(buckets - 1);
   for (size_t b = 0; b <= mask_; ++b) {
     const Bucket& bucket = old.buckets()[b];
-    for (uint32_t i = 0; i < bucket.count; ++i) place(wide.buckets(), mask, place_hash(bucket.keys[i]), bucket.keys[i], bucket.slots[i]);
+    for (uint32_t i = 0; i < bucket.count; ++i) {
+      place(wide.buckets(), mask, place_hash(bucket.keys[i]), bucket.keys[i], bucket.slots[i]);
+    }
   }
   wide.count = old.count;
   directory_.front() = wide.buckets();
@@ -112,26 +116,47 @@ void Index::split(uint64_t hash) {
     ++depth_;
   }
   const uint32_t sibling = static_cast<uint32_t>(segments_.size());
-  Segment low = make_segment(number, depth + 1, size_t{mask_} + 1);
   Segment high = make_segment(sibling, depth + 1, size_t{mask_} + 1);
+  struct Displaced {
+    int64_t id;
+    uint64_t hash;
+    uint32_t slot;
+  };
+  std::vector<Displaced> displaced;
+  displaced.reserve(segments_[number].count);
 
-  const Segment& old = segments_[number];
-  for (size_t b = 0; b <= mask_; ++b) {
-    const Bucket& bucket = old.buckets()[b];
+  // The low half stays where it is. Taking the high half out leaves gaps, so ids that had been pushed on to a later
+  // bucket are lifted out as well and placed again once every other one is known to sit at home.
+  Segment& low = segments_[number];
+  for (uint32_t b = 0; b <= mask_; ++b) {
+    Bucket& bucket = low.buckets()[b];
+    uint32_t kept = 0;
     for (uint32_t i = 0; i < bucket.count; ++i) {
-      const uint64_t h = place_hash(bucket.keys[i]);
-      Segment& side = (h >> (63 - depth)) & 1 ? high : low;
-      place(side.buckets(), mask_, h, bucket.keys[i], bucket.slots[i]);
-      ++side.count;
+      const int64_t id = bucket.keys[i];
+      const uint32_t slot = bucket.slots[i];
+      const uint64_t h = place_hash(id);
+      if ((h >> (63 - depth)) & 1) {
+        place(high.buckets(), mask_, h, id, slot);
+        ++high.count;
+      } else if ((static_cast<uint32_t>(h) & mask_) != b) {
+        displaced.push_back({id, h, slot});
+      } else {
+        bucket.keys[kept] = id;
+        bucket.slots[kept++] = slot;
+      }
+    }
+    bucket.count = kept;
+  }
+  for (const Displaced& d : displaced) place(low.buckets(), mask_, d.hash, d.id, d.slot);
+  low.count -= high.count;
+  low.depth = depth + 1;
+
+  for (size_t i = 0; i < owners_.size(); ++i) {
+    if (owners_[i] == number && ((i >> (depth_ - depth - 1)) & 1) != 0) {
+      owners_[i] = sibling;
+      directory_[i] = high.buckets();
     }
   }
-  for (size_t i = 0; i < owners_.size(); ++i) {
-    if (owners_[i] != number) continue;
-    const bool upper = (i >> (depth_ - depth - 1)) & 1;
-    owners_[i] = upper ? sibling : number;
-    directory_[i] = upper ? high.buckets() : low.buckets();
-  }
-  segments_[number] = std::move(low);
   segments_.push_back(std::move(high));
 }
 

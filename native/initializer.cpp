@@ -59,19 +59,21 @@ void normal_pair(uint64_t bits, double* first, double* second) {
 
 }  // namespace
 
-Initializer::Initializer(const std::string& kind, double a, double b, uint64_t seed) : a_(a), b_(b), seed_(seed) {
+Initializer::Initializer(const std::string& kind, double a, double b, uint64_t seed)
+    : a_(a), b_(b), below_b_(std::nextafter(static_cast<float>(b), static_cast<float>(a))), seed_(seed) {
+  const std::string given = "got a=" + std::to_string(a) + " and b=" + std::to_string(b);
   if (kind == "constant") {
     kind_ = Kind::constant;
   } else if (kind == "uniform") {
     kind_ = Kind::uniform;
-    if (!(a <= b)) throw std::invalid_argument("initializer uniform: a must not be above b, got a=" + std::to_string(a) + " and b=" + std::to_string(b));
+    if (!(a <= b)) throw std::invalid_argument("initializer uniform: a must not be above b, " + given);
   } else if (kind == "normal") {
     kind_ = Kind::normal;
-    if (!(b >= 0)) throw std::invalid_argument("initializer normal: the standard deviation b must not be negative, got " + std::to_string(b));
+    if (!(b >= 0)) throw std::invalid_argument("initializer normal: the standard deviation b must not be negative, " + given);
   } else {
     throw std::invalid_argument("initializer: expected constant, uniform or normal, got '" + kind + "'");
   }
-  if (!std::isfinite(a) || !std::isfinite(b)) throw std::invalid_argument("initializer: a and b must be finite");
+  if (!std::isfinite(a) || !std::isfinite(b)) throw std::invalid_argument("initializer: a and b must be finite, " + given);
 }
 
 void Initializer::fill(int64_t id, size_t dim, float* out) const {
@@ -82,14 +84,13 @@ void Initializer::fill(int64_t id, size_t dim, float* out) const {
   uint64_t counter = stream_of(seed_, id);
   const float low = static_cast<float>(a_), high = static_cast<float>(b_);
   const float width = high - low;
-  const float below_high = std::nextafter(high, low);
   for (size_t i = 0; i < dim; i += 2) {  // one draw of 64 bits serves two components
     const uint64_t bits = mix64(counter += kGolden);
     float pair[2];
     if (kind_ == Kind::uniform) {
       pair[0] = low + width * (static_cast<float>(bits >> 40) * 0x1p-24f);
       pair[1] = low + width * (static_cast<float>((bits >> 8) & 0xffffff) * 0x1p-24f);
-      for (float& value : pair) value = value < high ? value : below_high;  // rounding may reach the open end
+      for (float& value : pair) value = value < high ? value : below_b_;  // rounding may reach the open end
     } else {
       double first, second;
       normal_pair(bits, &first, &second);

@@ -17,6 +17,7 @@ class Initializer {
   enum class Kind { constant, uniform, normal };
   Kind kind_;
   double a_, b_;
+  float below_b_;  // the largest float under b
   uint64_t seed_;
 };
 

@@ -43,10 +43,18 @@ auto give(std::unique_ptr<T[]> data, const size_t (&shape)[Dims]) {
 
 int64_t rows_of(const Ids& ids) { return static_cast<int64_t>(ids.rows()); }
 
+void check_dim(size_t dim) {
+  if (dim < 1 || dim > kMaxDim) {
+    throw std::invalid_argument("dim: expected 1 to " + std::to_string(kMaxDim) + ", got " + std::to_string(dim));
+  }
+}
+
 RowStore* make_store(size_t dim, const Optimizer& optimizer, const std::string& initializer, double a, double b,
                      uint64_t seed, size_t capacity, size_t max_rows) {
-  if (dim < 1 || dim > kMaxDim) throw std::invalid_argument("dim: expected 1 to " + std::to_string(kMaxDim) + ", got " + std::to_string(dim));
-  if (capacity > kMaxRows) throw std::invalid_argument("capacity: at most " + std::to_string(kMaxRows) + " rows, got " + std::to_string(capacity));
+  check_dim(dim);
+  if (capacity > kMaxRows) {
+    throw std::invalid_argument("capacity: at most " + std::to_string(kMaxRows) + " rows, got " + std::to_string(capacity));
+  }
   return new RowStore(dim, optimizer, Initializer(initializer, a, b, seed), capacity, max_rows);
 }
 
@@ -108,6 +116,7 @@ void update_dense(nb::handle weights_object, nb::handle slots_object, nb::handle
 }
 
 auto initial_rows(nb::handle ids_object, size_t dim, const std::string& initializer, double a, double b, uint64_t seed) {
+  check_dim(dim);
   const Ids ids("ids", ids_object, {kAnyLength});
   const Initializer source(initializer, a, b, seed);
   std::unique_ptr<float[]> rows(new float[ids.rows() * dim]);

@@ -7,7 +7,8 @@ namespace elasticdl {
 namespace {
 
 void require(bool holds, const char* name, const char* limits, double value) {
-  if (!holds) throw std::invalid_argument(std::string("optimizer: ") + name + " must be " + limits + ", got " + std::to_string(value));
+  if (holds) return;
+  throw std::invalid_argument(std::string("optimizer: ") + name + " must be " + limits + ", got " + std::to_string(value));
 }
 
 }  // namespace
@@ -31,7 +32,8 @@ Optimizer::Optimizer(const std::string& kind, const std::string& flavour, double
       rule = keras ? Rule::keras_momentum : Rule::torch_momentum;
     }
   } else if (kind == "adagrad") {
-    require(initial_accumulator >= 0 && std::isfinite(initial_accumulator), "initial_accumulator", "a number that is not negative", initial_accumulator);
+    require(initial_accumulator >= 0 && std::isfinite(initial_accumulator), "initial_accumulator",
+            "a number that is not negative", initial_accumulator);
     slots = 1;
     slot_start = static_cast<float>(initial_accumulator);
     rule = keras ? Rule::keras_adagrad : Rule::torch_adagrad;
@@ -47,7 +49,9 @@ Optimizer::Optimizer(const std::string& kind, const std::string& flavour, double
 
 Step Optimizer::at(double learning_rate, int64_t step) const {
   if (step < 1) throw std::invalid_argument("step: the first applied batch is step 1, got " + std::to_string(step));
-  if (!std::isfinite(learning_rate)) throw std::invalid_argument("learning rate must be a finite number, got " + std::to_string(learning_rate));
+  if (!std::isfinite(learning_rate)) {
+    throw std::invalid_argument("learning rate must be a finite number, got " + std::to_string(learning_rate));
+  }
   Step s;
   s.rate = static_cast<float>(learning_rate);
   s.momentum = static_cast<float>(momentum);

@@ -6,7 +6,7 @@
 namespace elasticdl {
 namespace {
 
-constexpr size_t kBucketsAhead = 32;
+constexpr size_t kBucketsAhead = 24;
 constexpr size_t kRowsAhead = 24;
 constexpr size_t kMergeAhead = 16;
 constexpr size_t kLine = 64;

@@ -46,10 +46,11 @@ class RowStore {
   size_t push(const int64_t* ids, const float* gradients, size_t n, double learning_rate, int64_t step);
   void push_unique(const int64_t* ids, const float* gradients, size_t n, double learning_rate, int64_t step);
 
+  // View 0 is the live table.
   uint32_t pin() { return views_.pin(rows_.size()); }
   void release(uint32_t view) { views_.release(view); }
 
-  size_t rows_in(uint32_t view) const;  // 0: the live table
+  size_t rows_in(uint32_t view) const { return read(view).rows(); }
   void export_rows(size_t start, size_t n, uint32_t view, int64_t* ids, float* out) const;
   void import_rows(const int64_t* ids, const float* rows, size_t n);
 
@@ -62,8 +63,10 @@ class RowStore {
   std::atomic<bool> busy{false};  // catches a second thread; see module.cpp
 
  private:
-  uint32_t slot_or_birth(int64_t id, bool* born, bool fill);
-  void birth_absent(const int64_t* ids, size_t n, uint32_t* slots);
+  using Reader = Views::Reader;
+
+  Reader read(uint32_t view) const { return views_.reader(view, rows_.head(), rows_.size()); }
+  uint32_t slot_or_birth(int64_t id);
   uint32_t* resolve_or_birth(const int64_t* ids, size_t n);
   void apply(const uint32_t* slots, const float* gradients, const float* const* sources, size_t n, const Step& step);
 

@@ -7,7 +7,8 @@
 namespace elasticdl {
 namespace {
 
-constexpr size_t kChunkBytes = 256;
+// About one row: with larger chunks the first pushes after a pin copy the whole table.
+constexpr size_t kChunkBytes = 128;
 constexpr size_t kAhead = 16;
 
 size_t chunk_rows(size_t stride, size_t rows_per_slab) {
@@ -80,7 +81,9 @@ void Views::protect(const RowsHead& rows, const uint32_t* slots, size_t n) {
   const View& newest = views_.back();
   uint32_t* table = newest.table();
   for (size_t i = 0; i < n; ++i) {
-    if (i + 2 * kAhead < n && slots[i + 2 * kAhead] < newest.rows) __builtin_prefetch(table + (slots[i + 2 * kAhead] >> chunk_shift_), 1);
+    if (i + 2 * kAhead < n && slots[i + 2 * kAhead] < newest.rows) {
+      __builtin_prefetch(table + (slots[i + 2 * kAhead] >> chunk_shift_), 1);
+    }
     if (i + kAhead < n) __builtin_prefetch(row_address(rows, slots[i + kAhead]));
     if (slots[i] >= newest.rows) continue;  // born since: the view does not have it
     const uint32_t chunk = slots[i] >> chunk_shift_;
@@ -91,6 +94,12 @@ void Views::protect(const RowsHead& rows, const uint32_t* slots, size_t n) {
   }
 }
 
+Views::Reader Views::reader(uint32_t view, const RowsHead& head, size_t live_rows) const {
+  if (view == 0) return Reader(*this, head, live_rows, views_.size());
+  const size_t position = position_of(view);
+  return Reader(*this, head, views_[position].rows, position);
+}
+
 const float* Views::Reader::row(uint32_t slot) const {
   const uint32_t chunk = slot >> views_.chunk_shift_;
   for (size_t p = position_; p < views_.views_.size(); ++p) {
@@ -99,7 +108,7 @@ const float* Views::Reader::row(uint32_t slot) const {
     const size_t within = slot & ((uint32_t{1} << views_.chunk_shift_) - 1);
     return reinterpret_cast<const float*>(views_.pool_.address(copy) + within * views_.stride_);
   }
-  return reinterpret_cast<const float*>(row_address(rows_, slot));
+  return reinterpret_cast<const float*>(row_address(head_, slot));
 }
 
 size_t Views::position_of(uint32_t number) const {

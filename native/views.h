@@ -42,19 +42,21 @@ class Views {
   void protect(const RowsHead& rows, const uint32_t* slots, size_t n);  // before rows are written
   size_t bytes() const;
 
-  // A view to read from: its rows are those below `rows`, in birth order.
+  // A view to read from, or the live table. Its rows are those below `rows`, in birth order.
   class Reader {
    public:
-    Reader(const Views& views, const RowsHead& rows, size_t position) : views_(views), rows_(rows), position_(position) {}
-    size_t rows() const { return views_.views_[position_].rows; }
+    Reader(const Views& views, const RowsHead& head, size_t rows, size_t position)
+        : views_(views), head_(head), rows_(rows), position_(position) {}
+    size_t rows() const { return rows_; }
     const float* row(uint32_t slot) const;
 
    private:
     const Views& views_;
-    RowsHead rows_;
-    size_t position_;
+    RowsHead head_;
+    size_t rows_;
+    size_t position_;  // among the views; past them for the live table
   };
-  Reader reader(uint32_t view, const RowsHead& rows) const { return Reader(*this, rows, position_of(view)); }
+  Reader reader(uint32_t view, const RowsHead& head, size_t live_rows) const;
 
  private:
   struct View {

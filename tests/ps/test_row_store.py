@@ -354,7 +354,7 @@ ONES = np.ones((2, 3), np.float32)
             TypeError,
             "ids: expected a C-contiguous int64 array of shape (n,), got elements of",
         ),
-        ([1, 2], ONES, TypeError, "ids: expected a C-contiguous int64 array of shape (n,), got <class 'list'>"),
+        ([1, 2], ONES, TypeError, "ids: expected a C-contiguous int64 array of shape (n,), got an object of type list"),
         (
             np.zeros((2, 1), np.int64),
             ONES,
