@@ -59,9 +59,7 @@ class Cuts:
         cut, self.active = self.active, None
         return [ReleaseServers(cut.number)] if cut is not None else []
 
-    def held(
-        self, server: str, number: int, counters: Mapping[str, int], leased: Collection[str]
-    ) -> list[Command]:
+    def held(self, server: str, number: int, counters: Mapping[str, int], leased: Collection[str]) -> list[Command]:
         """A server reports; `counters` are those of shards that are not closed, `leased` those somebody works on."""
         cut = self.active
         if cut is None or cut.number != number:

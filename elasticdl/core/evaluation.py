@@ -1,4 +1,4 @@
-"""Evaluation rounds: each is pinned to one version of the model, spread over the workers, and summed up by one of them."""
+"""Evaluation rounds: each pinned to one version of the model, spread over the workers, summed up by one of them."""
 
 from __future__ import annotations
 

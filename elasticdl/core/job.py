@@ -36,7 +36,7 @@ from elasticdl.core.events import (
     TimePassed,
 )
 from elasticdl.core.plan import Kind, Plan, Shard
-from elasticdl.core.replicas import BLAMED, CRASHED, CAUSES, OUT_OF_MEMORY, PREEMPTED, Budget, Replicas, State
+from elasticdl.core.replicas import BLAMED, CAUSES, CRASHED, OUT_OF_MEMORY, PREEMPTED, Budget, Replicas, State
 from elasticdl.core.shards import Shards, ShardsAdded, WorkerLost
 from elasticdl.job.names import replica_name
 
@@ -308,4 +308,4 @@ class Job:
         return {s.id for s in self.shards.leased.values()}
 
 
-__all__ = ["Job", "Terms", "GrantLease", "CloseLease"]
+__all__ = ["CloseLease", "GrantLease", "Job", "Terms"]

@@ -169,9 +169,7 @@ class Shards:
 
     # Steps.
 
-    def _joined(
-        self, name: str, holdings: tuple[Holding, ...], capacity: int, now: float, out: list[Command]
-    ) -> None:
+    def _joined(self, name: str, holdings: tuple[Holding, ...], capacity: int, now: float, out: list[Command]) -> None:
         self.seats[name] = Seat(capacity, self.seats[name].leaving if name in self.seats else False)
         known = {h.shard for h in holdings}
         for h in holdings:
@@ -274,13 +272,9 @@ class Shards:
         search.probing = search.low + max(1, size // 2) if size > 1 else search.high
         self.probes += 1
         search.probe = self.probes
-        probe = Shard(
-            Kind.PROBE, search.shard.round, self.probes, search.low, search.probing, 1, payload=shard_id
-        )
+        probe = Shard(Kind.PROBE, search.shard.round, self.probes, search.low, search.probing, 1, payload=shard_id)
         insort(self.waiting, probe, key=_order)
-        out.append(
-            Announce(f"looking for the record that crashes workers in {search.high - search.low} of {shard_id}")
-        )
+        out.append(Announce(f"looking for the record that crashes workers in {search.high - search.low} of {shard_id}"))
 
     def _probed(self, probe: Shard, crashed: bool, error: str, out: list[Command]) -> None:
         search = self.searches.get(probe.payload)
@@ -344,10 +338,10 @@ class Shards:
         if self.paused or self.draining:
             return None
         epoch, index = self._fresh()
-        s = self.plan.shard(epoch, index)
-        if s is not None:
+        fresh = self.plan.shard(epoch, index)
+        if fresh is not None:
             self.epoch, self.index = epoch, index + 1
-        return s
+        return fresh
 
     def _grant(self, now: float, out: list[Command]) -> None:
         """Hand out shards until every seat is full, one to each worker in turn, the emptiest first.
@@ -355,9 +349,9 @@ class Shards:
         A probe has its worker to itself: if that worker dies, nothing else can have been the reason.
         """
         load = {w: 0 for w, seat in self.seats.items() if not seat.leaving}
-        for s in self.leased.values():
-            if s.worker in load:
-                load[s.worker] += self.seats[s.worker].capacity if s.kind is Kind.PROBE else 1
+        for held in self.leased.values():
+            if held.worker in load:
+                load[held.worker] += self.seats[held.worker].capacity if held.kind is Kind.PROBE else 1
         while True:
             free = [(n, w) for w, n in load.items() if n < self.seats[w].capacity]
             if not free:

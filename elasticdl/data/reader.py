@@ -21,7 +21,10 @@ _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 class Reader(Protocol):
     """Record ranges in, records out; safe to share between threads."""
 
-    metadata: Mapping[str, object]  # for example the column names
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        """What `feed` may want to know, for example the column names."""
+        ...
 
     def describe(self) -> Dataset:
         """All files with sizes and record counts; reads headers, not records."""

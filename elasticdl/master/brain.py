@@ -1,4 +1,4 @@
-"""Between core and the wire: messages become events, commands become messages. No I/O, so simulations run it as it is."""
+"""Between core and the wire: messages become events, commands become messages. No I/O: simulations run it as it is."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def event_of(replica: str, message: pb.FromReplica) -> e.Event:
     match message.WhichOneof("body"):
         case "hello":
             h = message.hello
-            holdings = tuple(
-                e.Holding(x.shard, x.attempt, x.next_batch, x.completed, x.result) for x in h.holdings
-            )
+            holdings = tuple(e.Holding(x.shard, x.attempt, x.next_batch, x.completed, x.result) for x in h.holdings)
             return e.ReplicaJoined(replica, h.incarnation, h.address, holdings, h.capacity)
         case "progress":
             p = message.progress

@@ -18,7 +18,7 @@ from elasticdl import faults
 from elasticdl.errors import Refused, WireError
 from elasticdl.job.parameters import ParametersSpec
 from elasticdl.ps.placement import gather_index, place, split
-from elasticdl.wire.frames import Answer, BadFrame, Header, Op, floats, ids
+from elasticdl.wire.frames import Answer, Header, Op, floats, ids
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,14 @@ Ids = npt.NDArray[np.int64]
 
 class Interrupted(WireError):
     """The wait was called off: the lease is gone or the worker is told to end."""
+
+
+class Resend(WireError):
+    """A server expects an earlier batch of the lease first."""
+
+    def __init__(self, server: int, next_batch: int) -> None:
+        self.next_batch = next_batch
+        super().__init__(f"ps-{server} expects batch {next_batch} first")
 
 
 @dataclass(frozen=True)
@@ -123,9 +131,7 @@ class Client:
             out[cut.order[cut.bounds[s] : cut.bounds[s + 1]]] = part.reshape(-1, dim)
         return out
 
-    def push(
-        self, batch: Batch, gradients: Floats, state: Floats, rows: Mapping[str, tuple[Ids, Floats]]
-    ) -> int:
+    def push(self, batch: Batch, gradients: Floats, state: Floats, rows: Mapping[str, tuple[Ids, Floats]]) -> int:
         """Push one batch to every server and wait until all have it; the lowest version among them.
 
         Raises Refused when a server says that the lease is no longer good.
@@ -171,7 +177,7 @@ class Client:
         self._poller.register(s, zmq.POLLIN)
         return s
 
-    def _ask(self, bodies: Mapping[int, list[Any]], op: Op, **fields: int) -> dict[int, Reply]:
+    def _ask(self, bodies: Mapping[int, list[Any]], op: Op, **fields: Any) -> dict[int, Reply]:
         """Send to these servers, collect one answer from each; again what stays unanswered."""
         self._request += 1
         header = Header(op, self._request, self.timeline, **fields).pack()
@@ -183,7 +189,7 @@ class Client:
                 faults.point("worker.between_pushes")
             self._sockets[s].send_multipart([header, *bodies[s]], copy=False)
         while len(replies) < len(bodies):
-            ready = dict(self._poller.poll(max(0.0, resend - time.monotonic()) * 1000 + 1))
+            ready = dict(self._poller.poll(int(max(0.0, resend - time.monotonic()) * 1000) + 1))
             if self._bell.fileno() in ready:
                 self._bell.recv(4096)
             if self._called_off():
@@ -217,5 +223,5 @@ class Client:
                 reason = bytes(body[0]).decode("utf-8", "replace") if body else "no reason given"
                 raise Refused(f"ps-{server} refused {header.op.name}: {reason}")
             if header.answer is Answer.RESEND:
-                raise BadFrame(f"ps-{server} expects batch {header.batch}")
+                raise Resend(server, header.batch)
             replies[server] = Reply(header, body)

@@ -1,4 +1,4 @@
-"""Where parameters live: rows by a hash of their id, dense variables cut so that every server holds about as many bytes."""
+"""Where parameters live: rows by a hash of their id, dense variables spread so that servers hold equal shares."""
 
 from __future__ import annotations
 

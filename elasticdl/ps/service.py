@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import zmq
 from pydantic import ValidationError
@@ -287,8 +288,8 @@ class Service:
                 del self._waiting[key]
                 self._refuse(w.sender, w.header, f"shard {key[1]} is not open here")
 
-    def _answer(self, sender: bytes, h: Header, answer: Answer, *body: object, batch: int = 0) -> None:
-        reply = Header(h.op, h.request, h.timeline, answer, h.table, h.epoch, h.index, h.attempt, batch, self.ledger.version)
+    def _answer(self, sender: bytes, h: Header, answer: Answer, *body: Any, batch: int = 0) -> None:
+        reply = Header(h.op, h.request, h.timeline, answer, batch=batch, view=self.ledger.version)
         self._socket.send_multipart([sender, reply.pack(), *body], copy=False)
 
     def _refuse(self, sender: bytes, h: Header, reason: str) -> None:

@@ -103,7 +103,8 @@ def _parts(directory: Path, files: list[str]) -> Iterator[Any]:
             with safe_open(str(directory / name), framework="numpy") as saved:
                 yield saved
         except (OSError, ValueError) as error:
-            raise DataError(str(directory / name), f"this part of the checkpoint cannot be read ({error})", REMEDY) from error
+            what = f"this part of the checkpoint cannot be read ({error})"
+            raise DataError(str(directory / name), what, REMEDY) from error
 
 
 def _compare(now: ParametersSpec, then: ParametersSpec, directory: Path) -> None:

@@ -69,9 +69,7 @@ class Header:
         if magic != MAGIC:
             raise BadFrame(f"a header that starts with {magic!r}; it starts with {MAGIC!r}")
         try:
-            return cls(
-                Op(op), request, timeline, Answer(answer), table, epoch, index, attempt, batch, view, start
-            )
+            return cls(Op(op), request, timeline, Answer(answer), table, epoch, index, attempt, batch, view, start)
         except ValueError as error:
             raise BadFrame(str(error)) from None
 

@@ -95,7 +95,9 @@ class Link:
                 yield message
                 outbox.task_done()
 
-        call = ControlStub(channel).Connect(messages(), metadata=auth.metadata(self.token))
+        call = ControlStub(channel).Connect(  # type: ignore[no-untyped-call]
+            messages(), metadata=auth.metadata(self.token)
+        )
         try:
             async for message in call:
                 yield message

@@ -46,9 +46,7 @@ class Session:
     leaving: bool = False
 
     def hello(self) -> pb.FromReplica:
-        holdings = [
-            pb.Holding(shard=w.shard, attempt=w.attempt, next_batch=w.next_batch) for w in self.queue.values()
-        ]
+        holdings = [pb.Holding(shard=w.shard, attempt=w.attempt, next_batch=w.next_batch) for w in self.queue.values()]
         holdings += self.finished.values()
         hello = pb.Hello(
             protocol=PROTOCOL,
@@ -105,10 +103,10 @@ class Session:
         return held is not None and held.attempt == work.attempt
 
     def committed(self, work: Work, next_batch: int, loss: float) -> pb.FromReplica:
-        """Every server has the batches below `next_batch`."""
+        """Every server has the batches below `next_batch`; of a shard that is not trained: they are computed."""
         if self.holds(work):
             work.next_batch = next_batch
-            if next_batch >= work.batches:
+            if next_batch >= work.batches and work.kind == "train":
                 self._finish(work, pb.Holding(shard=work.shard, attempt=work.attempt, next_batch=next_batch))
         progress = pb.Progress(shard=work.shard, attempt=work.attempt, next_batch=next_batch, loss=loss)
         return pb.FromReplica(progress=progress)

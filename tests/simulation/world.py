@@ -162,7 +162,7 @@ class Worker:
 
     def compute(self, work: Work) -> None:
         if not self.alive:
-            return
+            return None
         world = self.world
         if not self.session.holds(work):
             return self.done()
@@ -231,10 +231,9 @@ class Worker:
                 return
             for name in sorted(owed):
                 server = world.servers[name]
-                back = world.datagrams
 
                 def reply(ruling: Ruling, name: str = name) -> None:
-                    back.send(lambda: answered(name, ruling))
+                    world.datagrams.send(lambda: answered(name, ruling))
 
                 world.datagrams.send(lambda server=server, reply=reply: server.push(push, kept, reply))
             world.clock.after(1.0, send)

@@ -1,0 +1,7 @@
+"""`python -m elasticdl.master` runs the master of one job."""
+
+import sys
+
+from elasticdl.master.main import main
+
+sys.exit(main())

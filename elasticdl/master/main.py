@@ -1,0 +1,114 @@
+"""The master process: `python -m elasticdl.master`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+
+from elasticdl import faults
+from elasticdl.cluster.local import LocalCluster
+from elasticdl.core.job import Job, Terms
+from elasticdl.core.plan import Plan
+from elasticdl.core.replicas import Budget
+from elasticdl.data.dataset import Dataset
+from elasticdl.errors import ElasticDLError, JobFailed
+from elasticdl.job import loglines, names
+from elasticdl.job.spec import JobSpec
+from elasticdl.master.actions import Actions
+from elasticdl.master.journal import Journal
+from elasticdl.master.master import Master
+from elasticdl.master.resume import restored
+from elasticdl.ps.snapshot import write_durably
+from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
+from elasticdl.wire.link import OPTIONS
+
+log = logging.getLogger(__name__)
+
+
+def terms_of(spec: JobSpec, training_records: int, validation_records: int) -> Terms:
+    plan = Plan(training_records, spec.minibatch_size, spec.num_minibatches_per_task, spec.num_epochs, spec.max_step)
+    budget = Budget(
+        crashes=spec.relaunch_on_worker_failure,
+        start_seconds=spec.start_seconds,
+        reconnect_seconds=spec.reconnect_seconds,
+        hang_seconds=spec.hang_seconds,
+        raise_memory=spec.enable_automate_memory,
+    )
+    return Terms(
+        str(spec.job_name), spec.num_workers, spec.num_ps_pods, plan, validation_records, spec.evaluation_steps,
+        spec.max_bad_records, bool(spec.output), budget,
+    )  # fmt: skip
+
+
+def main() -> int:
+    job_file = Path(os.environ[names.ENV_JOB_FILE])
+    replica = os.environ[names.ENV_REPLICA]
+    spec = JobSpec.from_json(job_file.read_bytes())
+    loglines.configure_logging(spec.log_level, replica)
+    faults.arm(replica)
+    try:
+        return asyncio.run(_run(spec, names.JobPaths(Path(str(spec.state_dir)), str(spec.job_name))))
+    except ElasticDLError as error:
+        log.error("%s", error)
+        return 1
+
+
+async def _run(spec: JobSpec, paths: names.JobPaths) -> int:
+    described = json.loads(paths.datasets.read_bytes())
+    training = Dataset.from_json(described["training"])
+    validation = Dataset.from_json(described["evaluation"]).records if "evaluation" in described else 0
+    journal = Journal(paths.journal)
+    starts = int(journal.fact("starts") or 0) + 1
+    journal.remember("starts", starts)
+    known = journal.fact("data")
+    if known is None:
+        journal.remember("data", described["training"])
+    elif training.fingerprint() != Dataset.from_json(known).fingerprint():
+        changed = "; ".join(Dataset.from_json(known).difference(training))
+        raise JobFailed(f"the training data changed while the job was running: {changed}")
+    start = Job.new(terms_of(spec, training.records, validation))
+    if spec.checkpoint_dir_for_init:
+        start = restored(start, Path(spec.checkpoint_dir_for_init), spec, training)
+    job, now = journal.recover(start)
+    cluster = LocalCluster(Path(os.environ[names.ENV_LAUNCHER]))
+    actions = Actions(spec, training, str(spec.checkpoint_dir))
+    master = Master(job, now, journal, cluster, actions, os.environ[names.ENV_TOKEN], starts)
+    if journal.fact("started_at") is None:
+        journal.remember("started_at", master.chronicle.started_at)
+    address = os.environ[names.ENV_MASTER_ADDR]
+    server = grpc.aio.server(options=OPTIONS)
+    add_ControlServicer_to_server(master.streams, server)  # type: ignore[no-untyped-call]
+    if server.add_insecure_port(address) == 0:
+        raise JobFailed(f"the master cannot listen at {address}")
+    await server.start()
+    write_durably(paths.master_address, address.encode())
+    log.info("Master of %s at %s, start %d: %d records a epoch", spec.job_name, address, starts, training.records)
+    if validation:
+        log.info(loglines.evaluation_started())
+    try:
+        await master.run()
+        if validation:
+            log.info(loglines.evaluation_stopped())
+        await master.end()
+        result = {
+            "outcome": job.outcome,
+            "reason": job.reason,
+            "status": MessageToDict(master.status(), preserving_proto_field_name=True),
+        }
+        write_durably(paths.result, json.dumps(result, indent=1).encode())
+    finally:
+        await cluster.close()
+        await server.stop(0.5)
+        journal.close()
+    return 1 if job.outcome == "failed" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""The master's loop: one owner of the state. Hear events, ask core, write the journal, act."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable
+
+from elasticdl import faults
+from elasticdl.cluster.protocol import Cluster, Exit, ReplicaPhase, ReplicaStatus
+from elasticdl.core import commands as c
+from elasticdl.core import events as e
+from elasticdl.core.job import Job
+from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED
+from elasticdl.errors import Refused, Unreachable
+from elasticdl.job import loglines
+from elasticdl.master.actions import Actions
+from elasticdl.master.brain import Brain, Effect, Send
+from elasticdl.master.journal import Journal
+from elasticdl.master.servicer import Streams
+from elasticdl.master.status import Chronicle, phase, status
+from elasticdl.wire import control_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+OUTSIDE_SIGNALS = {1, 2, 3, 9, 15}  # HUP, INT, QUIT, KILL, TERM: somebody wanted the process gone
+PROGRESS_SECONDS = 10.0
+END_SECONDS = 15.0
+
+
+def cause_of(end: Exit) -> str:
+    """Death by a signal from outside is preemption; a signal of its own, an error or memory is not."""
+    if end.oom:
+        return OUT_OF_MEMORY
+    if end.signal is not None:
+        return PREEMPTED if end.signal in OUTSIDE_SIGNALS else CRASHED
+    if end.code is None:
+        return PREEMPTED
+    return FINISHED if end.code == 0 else CRASHED
+
+
+class Master:
+    def __init__(
+        self, job: Job, now: float, journal: Journal, cluster: Cluster, actions: Actions, token: str, starts: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        self.job, self.journal, self.cluster, self.actions = job, journal, cluster, actions
+        self.brain = Brain(job, checkpoint_dir=actions.checkpoint_dir)
+        self._clock, self._now, self._starts = clock, now, starts
+        self.chronicle = Chronicle(journal.fact("started_at") or clock())
+        self._inbox: asyncio.Queue[e.Event] = asyncio.Queue()
+        self.streams = Streams(token, starts, self._inbox.put_nowait, job.replicas.admits, self.status)
+        self._said_at = 0.0
+
+    def now(self) -> float:
+        """The clock, which never runs back, not even over a restart."""
+        self._now = max(self._now, self._clock())
+        return self._now
+
+    def status(self) -> pb.Status:
+        return status(self.job, self.chronicle, self.now(), self._starts)
+
+    async def run(self) -> None:
+        """Until the job is over. The outcome is then in `job`."""
+        if self.job.outcome:
+            return
+        listed = [r for r in await self.cluster.list() if r.role != "master"]
+        running = tuple((r.name, r.uid) for r in listed if r.phase is not ReplicaPhase.GONE)
+        watch = asyncio.create_task(self._watch())
+        await self._decide([e.MasterStarted(running)])
+        try:
+            while not self.job.outcome:
+                events = await self._next(watch)
+                await self._decide(events)
+                self._say_progress()
+        finally:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Unreachable):
+                await watch
+
+    async def _next(self, watch: asyncio.Task[None]) -> list[e.Event]:
+        """Everything that has come, or `TimePassed` when a deadline came first."""
+        deadline = self.job.deadline()
+        wait = None if deadline is None else max(0.0, deadline - self.now()) + 0.001
+        get = asyncio.create_task(self._inbox.get())
+        done, _ = await asyncio.wait({get, watch}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+        if watch in done:
+            get.cancel()
+            watch.result()
+            raise Unreachable("the cluster stopped telling of its replicas")
+        if get not in done:
+            get.cancel()
+            return [e.TimePassed()]
+        events = [get.result()]
+        while not self._inbox.empty():
+            events.append(self._inbox.get_nowait())
+        return events
+
+    async def _decide(self, events: list[e.Event]) -> None:
+        entries, effects = [], []
+        for event in events:
+            if self.job.outcome:
+                break
+            if isinstance(event, e.ReplicaJoined) and not self.job.replicas.admits(event.name, event.incarnation):
+                continue
+            now = self.now()
+            entries.append((event, now))
+            effects += self.brain.decide(event, now)
+        self.journal.append(entries)
+        faults.point("master.after_journal")
+        for effect in effects:
+            await self._act(effect)
+        self.journal.keep_state(self.job, self.now())
+
+    async def _act(self, effect: Effect) -> None:
+        match effect:
+            case Send(replica, message):
+                if message.WhichOneof("body") == "freeze":
+                    faults.point("master.between_cut_phases")
+                self.streams.send(replica, message)
+            case c.LaunchReplica(role, index, reason, memory_factor):
+                request = self.actions.request(role, index, memory_factor)
+                self._announce(f"starting {request.name}: {reason}")
+                await self._ask_cluster(self.cluster.launch(request))
+            case c.StopReplica(name, reason, grace_seconds):
+                self._announce(f"stopping {name}: {reason}")
+                await self._ask_cluster(self.cluster.stop(name, grace_seconds))
+            case c.IdentifyRecord(shard, position):
+                record, name = self.actions.identify(int(shard.split("/")[1]), position)
+                self._inbox.put_nowait(e.RecordIdentified(shard, position, record, name))
+            case c.ReportMetrics(version, metrics):
+                log.info(loglines.evaluation_metrics(version, json.loads(metrics)))
+            case c.PublishCheckpoint(_, version, counters, files):
+                self.job.checkpoint = self.actions.publish(self.job, version, counters, files)
+                self._announce(f"the checkpoint of version {version} is in {self.job.checkpoint}")
+            case c.Announce(text):
+                self._announce(text)
+            case c.FinishJob(outcome, reason):
+                self._announce(f"the job {outcome}: {reason}")
+
+    async def _ask_cluster(self, call: object) -> None:
+        try:
+            await call  # type: ignore[misc]
+        except Refused as error:
+            self._announce(str(error))
+
+    def _announce(self, text: str) -> None:
+        log.info("%s", text)
+        self.chronicle.note(self.now(), text)
+
+    def _say_progress(self) -> None:
+        now, shards = self.now(), self.job.shards
+        self.chronicle.progress(now, shards.done_records)
+        if now - self._said_at >= PROGRESS_SECONDS and shards.version:
+            self._said_at = now
+            log.info(
+                "%s: %d of %d records, step %d, loss %.4g, %.0f records/s",
+                phase(self.job), shards.done_records, self.job.terms.plan.total_records, shards.version,
+                self.job.loss or 0.0, self.chronicle.records_per_second(),
+            )  # fmt: skip
+
+    async def _watch(self) -> None:
+        """What the cluster sees, as events."""
+        async with contextlib.aclosing(self.cluster.events()) as seen:
+            async for replica in seen:
+                event = _event_of(replica)
+                if event is not None:
+                    self._inbox.put_nowait(event)
+
+    async def end(self) -> None:
+        """Tell everybody that it is over, and see them go."""
+        self.streams.broadcast(pb.ToReplica(shutdown=pb.Shutdown(reason=f"the job {self.job.outcome}")))
+        grace = END_SECONDS if self.job.outcome != "failed" else 2.0
+        with contextlib.suppress(TimeoutError, Unreachable):
+            await asyncio.wait_for(self._all_gone(), grace)
+        for replica in await self.cluster.list():
+            if replica.role != "master" and replica.phase is not ReplicaPhase.GONE:
+                await self._ask_cluster(self.cluster.stop(replica.name, 2.0))
+        with contextlib.suppress(TimeoutError, Unreachable):
+            await asyncio.wait_for(self._all_gone(), END_SECONDS)
+        self.streams.finish()
+
+    async def _all_gone(self) -> None:
+        alive = {r.name for r in await self.cluster.list() if r.role != "master" and r.phase is not ReplicaPhase.GONE}
+        async with contextlib.aclosing(self.cluster.events()) as seen:
+            while alive:
+                replica = await anext(seen)
+                if replica.phase is ReplicaPhase.GONE:
+                    alive.discard(replica.name)
+
+
+def _event_of(replica: ReplicaStatus) -> e.Event | None:
+    if replica.role == "master":
+        return None
+    if replica.phase is ReplicaPhase.RUNNING:
+        return e.ReplicaStarted(replica.name, replica.uid)
+    if replica.phase is ReplicaPhase.GONE and replica.exit is not None:
+        end = replica.exit
+        return e.ReplicaGone(replica.name, replica.uid, cause_of(end), end.reason, end.last_lines)
+    return None

@@ -1,0 +1,112 @@
+"""The master's end of the control streams: who is connected, and what is to be sent to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from elasticdl.core import events as e
+from elasticdl.master.brain import event_of
+from elasticdl.wire import auth
+from elasticdl.wire import control_pb2 as pb
+from elasticdl.wire.control_pb2_grpc import ControlServicer
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = 1
+Outbox = asyncio.Queue[pb.ToReplica | None]
+
+
+class Streams(ControlServicer):
+    """Turns messages into events; keeps one stream per replica, the newest."""
+
+    def __init__(
+        self,
+        token: str,
+        master_epoch: int,
+        hear: Callable[[e.Event], None],
+        admits: Callable[[str, str], bool],
+        status: Callable[[], pb.Status],
+        status_seconds: float = 0.5,
+    ) -> None:
+        self._token, self._epoch = token, master_epoch
+        self._hear, self._admits, self._status = hear, admits, status
+        self._status_seconds = status_seconds
+        self._outboxes: dict[str, Outbox] = {}
+        self._over = asyncio.Event()
+
+    def send(self, replica: str, message: pb.ToReplica) -> None:
+        outbox = self._outboxes.get(replica)
+        if outbox is not None:
+            outbox.put_nowait(message)
+
+    def broadcast(self, message: pb.ToReplica) -> None:
+        for outbox in self._outboxes.values():
+            outbox.put_nowait(message)
+
+    def finish(self) -> None:
+        """No more status: watchers get the last one."""
+        self._over.set()
+
+    async def Connect(
+        self, request_iterator: AsyncIterator[pb.FromReplica], context: Any
+    ) -> AsyncIterator[pb.ToReplica]:
+        await self._authenticate(context)
+        hello = (await anext(aiter(request_iterator))).hello
+        name = hello.replica
+        if hello.protocol != PROTOCOL:
+            what = f"{name} speaks protocol {hello.protocol}, this master {PROTOCOL}: use one version of ElasticDL"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, what)
+        if not self._admits(name, hello.incarnation):
+            what = f"{name} is not expected, or another process took its place"
+            log.warning("Refused a stream: %s", what)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, what)
+        old = self._outboxes.get(name)
+        outbox: Outbox = asyncio.Queue()
+        self._outboxes[name] = outbox
+        if old is not None:
+            old.put_nowait(None)
+        outbox.put_nowait(pb.ToReplica(welcome=pb.Welcome(master_epoch=self._epoch)))
+        self._hear(event_of(name, pb.FromReplica(hello=hello)))
+        reader = asyncio.create_task(self._read(name, outbox, request_iterator))
+        try:
+            while (message := await outbox.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+            if self._outboxes.get(name) is outbox:
+                del self._outboxes[name]
+                self._hear(e.ReplicaDropped(name, hello.incarnation))
+
+    async def _read(self, name: str, outbox: Outbox, messages: AsyncIterator[pb.FromReplica]) -> None:
+        try:
+            async for message in messages:
+                if self._outboxes.get(name) is not outbox:
+                    return
+                if message.WhichOneof("body") not in (None, "hello"):
+                    self._hear(event_of(name, message))
+        finally:
+            outbox.put_nowait(None)
+
+    async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.Status]:
+        await self._authenticate(context)
+        while not self._over.is_set():
+            yield self._status()
+            try:
+                await asyncio.wait_for(self._over.wait(), self._status_seconds)
+            except TimeoutError:
+                continue
+        yield self._status()
+
+    async def Stop(self, request: pb.StopRequest, context: Any) -> pb.StopReply:
+        await self._authenticate(context)
+        self._hear(e.StopRequested(request.reason or "a stop was asked for"))
+        return pb.StopReply()
+
+    async def _authenticate(self, context: Any) -> None:
+        if not auth.authentic(self._token, context.invocation_metadata()):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "not the token of this job")

@@ -1,0 +1,90 @@
+"""Minibatches of a lease, read and fed ahead of the computation in a thread of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elasticdl.data.dataset import Dataset
+from elasticdl.data.ranges import RangeReader, epoch_order
+from elasticdl.data.reader import Reader
+from elasticdl.job.spec import JobSpec
+from elasticdl.worker.session import Work
+
+Feed = Callable[[list[Any], str, Mapping[str, Any]], tuple[Any, Any]]
+AHEAD = 2
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    features: Any
+    labels: Any
+    records: int
+
+
+class Source:
+    """Records of one data set by position: training data shuffled by epoch, validation data in its natural order."""
+
+    def __init__(self, reader: Reader, dataset: Dataset, spec: JobSpec, mode: str) -> None:
+        self.reader, self.dataset, self.spec, self.mode = reader, dataset, spec, mode
+        self._epoch = -1
+        self._ranges: RangeReader | None = None
+
+    def read(self, epoch: int, start: int, stop: int, bad_records: tuple[int, ...] = ()) -> list[Any]:
+        """Records at these positions of the epoch, less those set aside."""
+        shuffle = self.spec.shuffle and self.mode == "training"
+        if self._ranges is None or epoch != self._epoch:
+            size = self.spec.shard_records
+            self._order = epoch_order(self.dataset, epoch, seed=self.spec.seed, shard_records=size, shuffle=shuffle)
+            self._ranges, self._epoch = RangeReader(self.reader, self.dataset, self._order, size), epoch
+        records = self._ranges.read(start, stop)
+        if bad_records:
+            keep = ~np.isin(self._order.records(start, stop), bad_records)
+            records = [r for r, k in zip(records, keep.tolist(), strict=True) if k]
+        return records
+
+
+class Ahead:
+    """Reads and feeds the batches that come next while the current one is computed."""
+
+    def __init__(self, feed: Feed, minibatch: int) -> None:
+        self._feed, self._minibatch = feed, minibatch
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+        self._coming: dict[tuple[str, int, int], Future[Minibatch]] = {}
+
+    def take(self, source: Source, work: Work, batch: int, then: list[tuple[Source, Work, int]]) -> Minibatch:
+        """This batch; those in `then` are started meanwhile."""
+        current = self._start(source, work, batch)
+        wanted = {self._key(work, batch)}
+        for following in then[:AHEAD]:
+            self._start(*following)
+            wanted.add(self._key(following[1], following[2]))
+        for stale in [k for k in self._coming if k not in wanted]:
+            self._coming.pop(stale).cancel()
+        try:
+            return current.result()
+        finally:
+            self._coming.pop(self._key(work, batch), None)
+
+    def _key(self, work: Work, batch: int) -> tuple[str, int, int]:
+        return work.shard, work.attempt, batch
+
+    def _start(self, source: Source, work: Work, batch: int) -> Future[Minibatch]:
+        key = self._key(work, batch)
+        if key not in self._coming:
+            self._coming[key] = self._pool.submit(self._load, source, work, batch)
+        return self._coming[key]
+
+    def _load(self, source: Source, work: Work, batch: int) -> Minibatch:
+        start = work.start + batch * self._minibatch
+        stop = min(start + self._minibatch, work.stop)
+        epoch = work.round if source.mode == "training" else 0
+        records = source.read(epoch, start, stop, work.bad_records)
+        if not records:
+            return Minibatch(None, None, 0)
+        features, labels = self._feed(records, source.mode, source.reader.metadata)
+        return Minibatch(features, labels, len(records))

@@ -1,0 +1,133 @@
+"""The worker's control thread: keeps the stream to the master, and hands leases to the thread that trains."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+
+from elasticdl.errors import ElasticDLError
+from elasticdl.wire import control_pb2 as pb
+from elasticdl.wire.link import Link
+from elasticdl.worker.session import Session, Work
+
+log = logging.getLogger(__name__)
+
+
+class Control:
+    """The session, shared by two threads under one lock."""
+
+    def __init__(self, session: Session, address: str, token: str, patience_seconds: float) -> None:
+        self._session = session
+        self._changed = threading.Condition()
+        self._loop = asyncio.new_event_loop()
+        self._link = Link(address, token, self._hello, self._receive, patience_seconds)
+        self._failure: BaseException | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, seconds: float = 2.0) -> None:
+        """Let what was said last get out, then stop."""
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._link.drain(seconds), self._loop).result(seconds + 1)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(seconds)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call this, in the control thread, whenever the master said something."""
+        self._listeners.append(listener)
+
+    # For the training thread.
+
+    def wait_for_work(self) -> Work | None:
+        """The next lease to work on; None when the worker should end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or (self._session.servers and self._session.current()))
+            self._raise()
+            return None if self._over else self._session.current()
+
+    def wait_for_servers(self) -> tuple[tuple[str, ...], int] | None:
+        """Addresses of the servers and the timeline, once all are there; None when the worker should end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or bool(self._session.servers))
+            self._raise()
+            return None if self._over else (self._session.servers, self._session.timeline)
+
+    def queued(self) -> list[Work]:
+        with self._changed:
+            return list(self._session.queue.values())
+
+    def gone(self, work: Work) -> bool:
+        """Whether there is no point in going on with this lease."""
+        with self._changed:
+            return bool(self._session.shutdown) or self._failure is not None or not self._session.holds(work)
+
+    @property
+    def leaving(self) -> bool:
+        return self._session.leaving
+
+    def committed(self, work: Work, next_batch: int, loss: float) -> None:
+        self._tell(lambda s: [s.committed(work, next_batch, loss)])
+
+    def completed(self, work: Work, result: str) -> None:
+        self._tell(lambda s: [s.completed(work, result)])
+
+    def failed(self, work: Work, error: str) -> None:
+        self._tell(lambda s: [s.failed(work, error)])
+
+    def returned(self, work: Work, reason: str) -> None:
+        self._tell(lambda s: [s.returned(work, reason)])
+
+    def leave(self) -> None:
+        """Finish the batch in flight, give the rest back and go."""
+        self._tell(lambda s: s.leave())
+
+    # Inside.
+
+    @property
+    def _over(self) -> bool:
+        idle_and_leaving = self._session.leaving and not self._session.queue
+        return bool(self._session.shutdown) or self._failure is not None or idle_and_leaving
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _tell(self, say: Callable[[Session], list[pb.FromReplica]]) -> None:
+        with self._changed:
+            messages = say(self._session)
+            self._changed.notify_all()
+        for message in messages:
+            self._loop.call_soon_threadsafe(self._link.send, message)
+
+    def _hello(self) -> pb.FromReplica:
+        with self._changed:
+            return self._session.hello()
+
+    def _receive(self, message: pb.ToReplica) -> None:
+        with self._changed:
+            self._session.receive(message)
+            self._changed.notify_all()
+        for listener in self._listeners:
+            listener()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        task = self._loop.create_task(self._link.run())
+        task.add_done_callback(self._ended)
+        self._loop.run_forever()
+        task.cancel()
+        self._loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        with self._changed:
+            self._failure = task.exception() or ElasticDLError("the control stream ended")
+            self._changed.notify_all()
+        for listener in self._listeners:
+            listener()

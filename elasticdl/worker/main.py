@@ -1,0 +1,93 @@
+"""The worker process: `python -m elasticdl.worker`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import uuid
+from pathlib import Path
+from types import FrameType
+
+from elasticdl import faults
+from elasticdl.cluster.protocol import EXIT_OUT_OF_MEMORY
+from elasticdl.data.dataset import Dataset
+from elasticdl.errors import ElasticDLError
+from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
+from elasticdl.frameworks.trainable import Arrays
+from elasticdl.job import names
+from elasticdl.job.loglines import configure_logging
+from elasticdl.job.spec import JobSpec
+from elasticdl.ps.client import Client
+from elasticdl.worker.batches import Source
+from elasticdl.worker.control import Control
+from elasticdl.worker.session import Session
+from elasticdl.worker.sources import open_source
+from elasticdl.worker.worker import Worker
+
+log = logging.getLogger(__name__)
+
+CAPACITY = 2  # the lease being trained, and the one read ahead
+
+
+def main() -> int:
+    job_file = Path(os.environ[names.ENV_JOB_FILE])
+    replica = os.environ[names.ENV_REPLICA]
+    spec = JobSpec.from_json(job_file.read_bytes())
+    configure_logging(spec.log_level, replica)
+    faults.arm(replica)
+    try:
+        return _work(spec, replica, job_file.parent)
+    except MemoryError:
+        log.error("Out of memory")
+        return EXIT_OUT_OF_MEMORY
+    except ElasticDLError as error:
+        log.error("%s", error)
+        return 1
+
+
+def _work(spec: JobSpec, replica: str, directory: Path) -> int:
+    code = ModelFile(ModelRequest.of(spec))
+    described = json.loads((directory / "datasets.json").read_bytes())
+    sources = {}
+    for mode, path in (("training", spec.training_data), ("evaluation", spec.validation_data)):
+        if path:
+            reader = open_source(spec, code, path, mode)
+            sources[mode] = Source(reader, Dataset.from_json(described[mode]), spec, mode)
+    training = sources["training"]
+
+    def sample() -> Arrays:
+        """Features of the first records, for models that learn their shapes from data."""
+        count = min(spec.minibatch_size, training.dataset.records)
+        return code.feed(training.read(0, 0, count), "training", training.reader.metadata)[0]
+
+    model = load_trainable(code, spec.seed, sample)
+    session = Session(replica, uuid.uuid4().hex, CAPACITY)
+    token, address = os.environ[names.ENV_TOKEN], os.environ[names.ENV_MASTER_ADDR]
+    control = Control(session, address, token, spec.master_grace_seconds)
+
+    def leave(_signum: int, _frame: FrameType | None) -> None:
+        control.leave()
+
+    signal.signal(signal.SIGTERM, leave)
+    control.start()
+    log.info(
+        "Ready: %d dense values, %d tables",
+        sum(v.size for v in model.parameters.variables),
+        len(model.parameters.tables),
+    )
+    found = control.wait_for_servers()
+    if found is not None:
+        client = Client(found[0], token, model.parameters, found[1])
+        client.declare(*model.initial())
+        Worker(spec, code, model, training, sources.get("evaluation"), control, client).run()
+        client.close()
+    control.close()
+    log.info("Done: %s", session.shutdown or "leaving")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

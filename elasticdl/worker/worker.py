@@ -1,0 +1,175 @@
+"""What a worker does with a lease: train its batches, evaluate them, sum metrics up, export the model."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from elasticdl import faults
+from elasticdl.errors import DataError, ModelError, Refused
+from elasticdl.frameworks.model_file import ModelFile
+from elasticdl.frameworks.trainable import FloatArray, IdArray, StepResult, Trainable
+from elasticdl.job.loglines import loss_line
+from elasticdl.job.spec import JobSpec
+from elasticdl.ps.client import Batch, Client, Interrupted, Resend
+from elasticdl.worker.batches import Ahead, Minibatch, Source
+from elasticdl.worker.control import Control
+from elasticdl.worker.session import Work
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class ServerRows:
+    """Rows from the servers: live ones are born on first use, those of a pinned view never."""
+
+    client: Client
+    view: int = 0
+    create: bool = True
+
+    def rows(self, table: str, ids: IdArray) -> FloatArray:
+        return self.client.rows(table, ids, self.view, self.create)
+
+    def ids(self, table: str) -> IdArray:
+        return self.client.export_ids(table)
+
+
+class Worker:
+    def __init__(
+        self,
+        spec: JobSpec,
+        code: ModelFile,
+        model: Trainable,
+        training: Source,
+        validation: Source | None,
+        control: Control,
+        client: Client,
+    ) -> None:
+        self.spec, self.model, self.code = spec, model, code
+        self.training, self.validation = training, validation
+        self.control, self.client = control, client
+        self.ahead = Ahead(code.feed, spec.minibatch_size)
+        self._logged = -1
+        self._evaluating = 0  # the view whose values the model holds
+
+    def run(self) -> None:
+        """Work until there is no more, or the master says so."""
+        self.control.on_change(self.client.interrupt)
+        while (work := self.control.wait_for_work()) is not None:
+            self.client.called_off_by(lambda work=work: self.control.gone(work))  # type: ignore[misc]
+            try:
+                self._work(work)
+            except Interrupted:
+                continue
+            except Refused as refusal:
+                log.warning("Giving %s back: %s", work.shard, refusal)
+                self.control.returned(work, str(refusal))
+            except (ModelError, DataError) as error:
+                log.error("Batch %d of %s failed\n%s", work.next_batch, work.shard, error)
+                self.control.failed(work, str(error))
+
+    def _work(self, work: Work) -> None:
+        match work.kind:
+            case "train":
+                self._train(work)
+            case "evaluate":
+                self._evaluate(work)
+            case "summarize":
+                metrics = self.model.new_metrics()
+                metrics.merge(base64.b64decode(part) for part in json.loads(work.payload))
+                self.control.completed(work, json.dumps(metrics.result()))
+            case "export":
+                self._export(work)
+            case "probe":
+                self._probe(work)
+            case kind:
+                raise Refused(f"this worker does not know how to {kind}")
+
+    # Training.
+
+    def _train(self, work: Work) -> None:
+        self._evaluating = 0
+        while work.next_batch < work.batches and not self.control.gone(work):
+            try:
+                self._batch(work, work.next_batch)
+            except Resend as resend:
+                log.warning("Going back to batch %d of %s: %s", resend.next_batch, work.shard, resend)
+                work.next_batch = resend.next_batch
+            if self.control.leaving and work.next_batch < work.batches:
+                self.control.returned(work, "the worker is leaving")
+
+    def _batch(self, work: Work, number: int) -> None:
+        minibatch = self.ahead.take(self.training, work, number, self._coming(work, number))
+        trainable, state, _ = self.client.pull()
+        if minibatch.records:
+            self.model.assign(trainable, state)
+            result = self._step(minibatch, ServerRows(self.client))
+        else:  # every record of it was set aside
+            result = StepResult(0.0, np.zeros_like(trainable), state)
+        batch = Batch(work.round, work.index, work.attempt, number)
+        version = self.client.push(batch, result.gradients, result.state - state, result.rows)
+        faults.point("worker.after_ack")
+        if number + 1 == work.batches:
+            faults.point("worker.before_completion")
+        self.control.committed(work, number + 1, result.loss)
+        every = self.spec.log_loss_steps
+        if version // every > self._logged:
+            self._logged = version // every
+            log.info(loss_line(result.loss, version))
+
+    def _step(self, minibatch: Minibatch, rows: ServerRows) -> StepResult:
+        with self.code.running("computing a training step"):
+            return self.model.step(minibatch.features, minibatch.labels, rows)
+
+    def _coming(self, work: Work, number: int) -> list[tuple[Source, Work, int]]:
+        """The batches after this one: of the same lease, then the next lease's first."""
+        out = [(self.training, work, n) for n in range(number + 1, work.batches)]
+        for other in self.control.queued():
+            if other.kind == "train" and other.shard != work.shard:
+                out.append((self.training, other, other.next_batch))
+        return out
+
+    def _probe(self, work: Work) -> None:
+        """Compute a part of a batch that crashes workers, and push nothing."""
+        trainable, state, _ = self.client.pull()
+        self.model.assign(trainable, state)
+        records = self.training.read(work.round, work.start, work.stop, work.bad_records)
+        if records:
+            features, labels = self.code.feed(records, "training", self.training.reader.metadata)
+            self._step(Minibatch(features, labels, len(records)), ServerRows(self.client, create=False))
+        self.control.completed(work, "")
+
+    # Everything else.
+
+    def _evaluate(self, work: Work) -> None:
+        assert self.validation is not None
+        view = int(work.payload)
+        if self._evaluating != view:
+            trainable, state, _ = self.client.pull(view)
+            self.model.assign(trainable, state)
+            self._evaluating = view
+        metrics = self.model.new_metrics()
+        rows = ServerRows(self.client, view)
+        for number in range(work.batches):
+            if self.control.gone(work):
+                return
+            then = [(self.validation, work, n) for n in range(number + 1, work.batches)]
+            minibatch = self.ahead.take(self.validation, work, number, then)
+            with self.code.running("evaluating"):
+                metrics.update(minibatch.labels, self.model.predict(minibatch.features, rows))
+            self.control.committed(work, number + 1, 0.0)
+        self.control.completed(work, base64.b64encode(metrics.state()).decode())
+
+    def _export(self, work: Work) -> None:
+        trainable, state, _ = self.client.pull()
+        self.model.assign(trainable, state)
+        self._evaluating = 0
+        directory = Path(str(self.spec.output))
+        files = self.model.export(directory, ServerRows(self.client, create=False))
+        log.info("Wrote %s to %s", ", ".join(files), directory)
+        self.control.completed(work, str(directory))
