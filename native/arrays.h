@@ -1,4 +1,5 @@
-// Borrowed numpy arrays: checked for type, shape and contiguity, with messages that say what was expected and what came.
+// Borrowed numpy arrays: checked for type, shape and contiguity, with messages that say what was expected and what
+// came.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -37,7 +38,8 @@ class Array {
     const int writable = std::is_const_v<T> ? 0 : PyBUF_WRITABLE;
     if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_FORMAT | PyBUF_STRIDES) != 0) {
       PyErr_Clear();
-      throw nb::type_error((wanted(name, shape) + ", got an object of type " + nb::type_name(object.type()).c_str()).c_str());
+      throw nb::type_error(
+          (wanted(name, shape) + ", got an object of type " + nb::type_name(object.type()).c_str()).c_str());
     }
     std::string problem = fault(shape, writable != 0);
     if (!problem.empty()) {

@@ -24,6 +24,8 @@ inline uint64_t mix64(uint64_t x) {
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
 
 // Where the stream of random numbers of one row starts; number k of it is mix64(stream + (k + 1) * kGolden).
-inline uint64_t stream_of(uint64_t seed, int64_t id) { return mix64(mix64(seed + kGolden) ^ static_cast<uint64_t>(id)); }
+inline uint64_t stream_of(uint64_t seed, int64_t id) {
+  return mix64(mix64(seed + kGolden) ^ static_cast<uint64_t>(id));
+}
 
 }  // namespace elasticdl

@@ -49,13 +49,13 @@ class Index {
 
   Segment make_segment(size_t number, unsigned depth, size_t buckets) const;
   size_t directory_entry(uint64_t hash) const { return (hash >> 1) >> (63 - depth_); }
-  void widen();                // one segment below 2 MiB: twice the buckets
-  void split(uint64_t hash);   // the segment of this hash: two segments
+  void widen();               // one segment below 2 MiB: twice the buckets
+  void split(uint64_t hash);  // the segment of this hash: two segments
   static void place(Bucket* buckets, uint32_t mask, uint64_t hash, int64_t id, uint32_t slot);
 
   std::vector<Segment> segments_;
-  std::vector<uint32_t> owners_;      // directory entry -> segment number
-  std::vector<Bucket*> directory_;    // directory entry -> the segment's buckets, what lookups read
+  std::vector<uint32_t> owners_;    // directory entry -> segment number
+  std::vector<Bucket*> directory_;  // directory entry -> the segment's buckets, what lookups read
   unsigned depth_ = 0;
   uint32_t mask_ = 0;
 };

@@ -45,7 +45,7 @@ void quarter_turn(double x, double* sine, double* cosine) {
 
 // Two independent standard normal numbers from 64 random bits (Box and Muller).
 void normal_pair(uint64_t bits, double* first, double* second) {
-  const double radius_uniform = ((bits >> 32) + 1.0) * 0x1p-32;  // (0, 1]
+  const double radius_uniform = ((bits >> 32) + 1.0) * 0x1p-32;              // (0, 1]
   const double turns = static_cast<double>(bits & 0xffffffffULL) * 0x1p-30;  // quarter turns, [0, 4)
   const double radius = std::sqrt(-2.0 * portable_log(radius_uniform));
   const int quadrant = static_cast<int>(turns);
@@ -69,11 +69,13 @@ Initializer::Initializer(const std::string& kind, double a, double b, uint64_t s
     if (!(a <= b)) throw std::invalid_argument("initializer uniform: a must not be above b, " + given);
   } else if (kind == "normal") {
     kind_ = Kind::normal;
-    if (!(b >= 0)) throw std::invalid_argument("initializer normal: the standard deviation b must not be negative, " + given);
+    if (!(b >= 0))
+      throw std::invalid_argument("initializer normal: the standard deviation b must not be negative, " + given);
   } else {
     throw std::invalid_argument("initializer: expected constant, uniform or normal, got '" + kind + "'");
   }
-  if (!std::isfinite(a) || !std::isfinite(b)) throw std::invalid_argument("initializer: a and b must be finite, " + given);
+  if (!std::isfinite(a) || !std::isfinite(b))
+    throw std::invalid_argument("initializer: a and b must be finite, " + given);
 }
 
 void Initializer::fill(int64_t id, size_t dim, float* out) const {

@@ -53,7 +53,8 @@ RowStore* make_store(size_t dim, const Optimizer& optimizer, const std::string& 
                      uint64_t seed, size_t capacity, size_t max_rows) {
   check_dim(dim);
   if (capacity > kMaxRows) {
-    throw std::invalid_argument("capacity: at most " + std::to_string(kMaxRows) + " rows, got " + std::to_string(capacity));
+    throw std::invalid_argument("capacity: at most " + std::to_string(kMaxRows) + " rows, got " +
+                                std::to_string(capacity));
   }
   return new RowStore(dim, optimizer, Initializer(initializer, a, b, seed), capacity, max_rows);
 }
@@ -102,8 +103,8 @@ void import_rows(RowStore& store, nb::handle ids_object, nb::handle rows_object)
   bulk(store, [&] { store.import_rows(ids.data(), rows.data(), ids.rows()); });
 }
 
-void update_dense(nb::handle weights_object, nb::handle slots_object, nb::handle grads_object, const Optimizer& optimizer,
-                  double learning_rate, int64_t step) {
+void update_dense(nb::handle weights_object, nb::handle slots_object, nb::handle grads_object,
+                  const Optimizer& optimizer, double learning_rate, int64_t step) {
   const Out weights("weights", weights_object, {kAnyLength});
   const int64_t n = static_cast<int64_t>(weights.rows());
   const Out slots("slots", slots_object, {n * optimizer.slots});
@@ -112,10 +113,12 @@ void update_dense(nb::handle weights_object, nb::handle slots_object, nb::handle
   nb::gil_scoped_release released;
   float* first = slots.data();
   float* second = optimizer.slots > 1 ? first + n : first;
-  passes().dense[static_cast<int>(optimizer.rule)](weights.data(), first, second, grads.data(), weights.rows(), numbers);
+  passes().dense[static_cast<int>(optimizer.rule)](weights.data(), first, second, grads.data(), weights.rows(),
+                                                   numbers);
 }
 
-auto initial_rows(nb::handle ids_object, size_t dim, const std::string& initializer, double a, double b, uint64_t seed) {
+auto initial_rows(nb::handle ids_object, size_t dim, const std::string& initializer, double a, double b,
+                  uint64_t seed) {
   check_dim(dim);
   const Ids ids("ids", ids_object, {kAnyLength});
   const Initializer source(initializer, a, b, seed);
@@ -133,15 +136,16 @@ NB_MODULE(_native, m) {
   m.doc() = "The native row store of the parameter server";
 
   nb::class_<Optimizer>(m, "Optimizer", "The rule that moves weights, with its constants")
-      .def(nb::init<const std::string&, const std::string&, double, bool, double, double, double, double>(), nb::arg("kind"),
-           nb::arg("flavour"), nb::arg("momentum"), nb::arg("nesterov"), nb::arg("initial_accumulator"), nb::arg("beta_1"),
-           nb::arg("beta_2"), nb::arg("epsilon"))
+      .def(nb::init<const std::string&, const std::string&, double, bool, double, double, double, double>(),
+           nb::arg("kind"), nb::arg("flavour"), nb::arg("momentum"), nb::arg("nesterov"),
+           nb::arg("initial_accumulator"), nb::arg("beta_1"), nb::arg("beta_2"), nb::arg("epsilon"))
       .def_ro("slots", &Optimizer::slots, "How many floats of state each weight carries")
       .def_ro("slot_start", &Optimizer::slot_start, "What each of them holds at the beginning");
 
-  nb::class_<RowStore>(m, "RowStore", "Embedding rows by 64-bit id, with their optimizer's slots. One thread owns a store.")
-      .def(nb::new_(&make_store), nb::arg("dim"), nb::arg("optimizer"), nb::arg("initializer"), nb::arg("a"), nb::arg("b"),
-           nb::arg("seed"), nb::arg("capacity") = 0, nb::arg("max_rows") = kMaxRows)
+  nb::class_<RowStore>(m, "RowStore",
+                       "Embedding rows by 64-bit id, with their optimizer's slots. One thread owns a store.")
+      .def(nb::new_(&make_store), nb::arg("dim"), nb::arg("optimizer"), nb::arg("initializer"), nb::arg("a"),
+           nb::arg("b"), nb::arg("seed"), nb::arg("capacity") = 0, nb::arg("max_rows") = kMaxRows)
       .def("pull", &pull, nb::arg("ids"), nb::arg("out"), "Read rows; absent ones are born")
       .def("peek", &peek, nb::arg("ids"), nb::arg("out"), nb::arg("view") = 0,
            "Read rows of the live table (view 0) or of a pinned view; creates none")
@@ -149,18 +153,25 @@ NB_MODULE(_native, m) {
            "Add up the gradients of each id and take one optimizer step per distinct row; returns how many there were")
       .def("push_unique", &push_unique, nb::arg("ids"), nb::arg("grads"), nb::arg("learning_rate"), nb::arg("step"),
            "push for ids that are all different")
-      .def("pin", [](RowStore& store) { return bulk(store, [&] { return store.pin(); }); }, "Freeze a view of the table as it is now")
-      .def("release", [](RowStore& store, uint32_t view) { bulk(store, [&] { store.release(view); }); }, nb::arg("view"), "Give a view up")
+      .def(
+          "pin", [](RowStore& store) { return bulk(store, [&] { return store.pin(); }); },
+          "Freeze a view of the table as it is now")
+      .def(
+          "release", [](RowStore& store, uint32_t view) { bulk(store, [&] { store.release(view); }); }, nb::arg("view"),
+          "Give a view up")
       .def("__len__", &RowStore::size)
-      .def("nbytes", [](RowStore& store) { return bulk(store, [&] { return store.bytes(); }); }, "Resident bytes: index, slabs and copies held for views")
+      .def(
+          "nbytes", [](RowStore& store) { return bulk(store, [&] { return store.bytes(); }); },
+          "Resident bytes: index, slabs and copies held for views")
       .def("export_rows", &export_rows, nb::arg("start"), nb::arg("limit"), nb::arg("view") = 0,
            "Ids and rows (weights, then slots) in birth order")
-      .def("import_rows", &import_rows, nb::arg("ids"), nb::arg("rows"), "Insert or overwrite rows (weights, then slots)");
+      .def("import_rows", &import_rows, nb::arg("ids"), nb::arg("rows"),
+           "Insert or overwrite rows (weights, then slots)");
 
   m.def("update_dense", &update_dense, nb::arg("weights"), nb::arg("slots"), nb::arg("grads"), nb::arg("optimizer"),
         nb::arg("learning_rate"), nb::arg("step"), "One optimizer step on a dense tensor; slots one after the other");
-  m.def("initial_rows", &initial_rows, nb::arg("ids"), nb::arg("dim"), nb::arg("initializer"), nb::arg("a"), nb::arg("b"),
-        nb::arg("seed"), "What rows are born as");
+  m.def("initial_rows", &initial_rows, nb::arg("ids"), nb::arg("dim"), nb::arg("initializer"), nb::arg("a"),
+        nb::arg("b"), nb::arg("seed"), "What rows are born as");
   m.def("isa", [] { return passes().name; }, "The instruction set in use");
   m.def("set_isa", &choose_passes, nb::arg("name"), "Use scalar, avx2, avx512 or the best of them");
 }

@@ -8,7 +8,8 @@ namespace {
 
 void require(bool holds, const char* name, const char* limits, double value) {
   if (holds) return;
-  throw std::invalid_argument(std::string("optimizer: ") + name + " must be " + limits + ", got " + std::to_string(value));
+  throw std::invalid_argument(std::string("optimizer: ") + name + " must be " + limits + ", got " +
+                              std::to_string(value));
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ constexpr int kRules = 9;
 
 // What a rule needs for one step, ready as float32.
 struct Step {
-  float rate = 0;            // learning rate; Adam: with the bias correction folded in
+  float rate = 0;  // learning rate; Adam: with the bias correction folded in
   float momentum = 0;
   float epsilon = 0;
   float one_minus_beta_1 = 0;

@@ -34,8 +34,8 @@ void choose_passes(const char* name) {
       return;
     }
   }
-  throw std::invalid_argument(std::string("isa: expected best, scalar, or what this processor has of avx2 and avx512, got '") +
-                              name + "'");
+  throw std::invalid_argument(
+      std::string("isa: expected best, scalar, or what this processor has of avx2 and avx512, got '") + name + "'");
 }
 
 }  // namespace elasticdl

@@ -11,7 +11,7 @@ namespace elasticdl {
 
 // Scratch of `merge`, all of it owned by the caller.
 struct MergeScratch {
-  uint64_t* table;        // 2^table_bits entries, at least twice the ids
+  uint64_t* table;  // 2^table_bits entries, at least twice the ids
   unsigned table_bits;
   const float** sources;  // out: one gradient per distinct slot, in the caller's array or in `sums`
   float* sums;            // room for half as many gradients as ids
@@ -34,7 +34,8 @@ struct Passes {
                         const float* const* sources, size_t n, const Step& step);
 
   // One optimizer step on a dense tensor whose slots are tensors of their own.
-  void (*dense[kRules])(float* weights, float* slot_0, float* slot_1, const float* gradients, size_t n, const Step& step);
+  void (*dense[kRules])(float* weights, float* slot_0, float* slot_1, const float* gradients, size_t n,
+                        const Step& step);
 };
 
 // Null where this build or this processor lacks the instruction set.
@@ -42,7 +43,7 @@ const Passes* scalar_passes();
 const Passes* avx2_passes();
 const Passes* avx512_passes();
 
-const Passes& passes();            // the best this processor runs, or the one chosen
+const Passes& passes();  // the best this processor runs, or the one chosen
 void choose_passes(const char* name);
 
 }  // namespace elasticdl

@@ -82,10 +82,14 @@ void gather_rows(const RowsHead& rows, const uint32_t* slots, size_t n, float* o
 
 void gather(const RowsHead& rows, const uint32_t* slots, size_t n, float* out) {
   switch (rows.dim) {
-    case 8: return gather_rows<8>(rows, slots, n, out);
-    case 16: return gather_rows<16>(rows, slots, n, out);
-    case 32: return gather_rows<32>(rows, slots, n, out);
-    default: return gather_rows<0>(rows, slots, n, out);
+    case 8:
+      return gather_rows<8>(rows, slots, n, out);
+    case 16:
+      return gather_rows<16>(rows, slots, n, out);
+    case 32:
+      return gather_rows<32>(rows, slots, n, out);
+    default:
+      return gather_rows<0>(rows, slots, n, out);
   }
 }
 
@@ -128,9 +132,13 @@ constexpr int slots_of(Rule rule) {
 template <Rule R>
 struct Mover {
   explicit Mover(const Step& s)
-      : rate(Lanes::spread(s.rate)), momentum(Lanes::spread(s.momentum)), epsilon(Lanes::spread(s.epsilon)),
-        one_minus_beta_1(Lanes::spread(s.one_minus_beta_1)), beta_2(Lanes::spread(s.beta_2)),
-        one_minus_beta_2(Lanes::spread(s.one_minus_beta_2)), root_correction_2(Lanes::spread(s.root_correction_2)) {}
+      : rate(Lanes::spread(s.rate)),
+        momentum(Lanes::spread(s.momentum)),
+        epsilon(Lanes::spread(s.epsilon)),
+        one_minus_beta_1(Lanes::spread(s.one_minus_beta_1)),
+        beta_2(Lanes::spread(s.beta_2)),
+        one_minus_beta_2(Lanes::spread(s.one_minus_beta_2)),
+        root_correction_2(Lanes::spread(s.root_correction_2)) {}
 
   void move(V& w, V& s0, V& s1, V g) const {
     (void)s0, (void)s1;
@@ -212,10 +220,14 @@ template <Rule R>
 void apply(const RowsHead& rows, const uint32_t* slots, const float* gradients, const float* const* sources, size_t n,
            const Step& step) {
   switch (rows.dim) {
-    case 8: return apply_rows<R, 8>(rows, slots, gradients, sources, n, step);
-    case 16: return apply_rows<R, 16>(rows, slots, gradients, sources, n, step);
-    case 32: return apply_rows<R, 32>(rows, slots, gradients, sources, n, step);
-    default: return apply_rows<R, 0>(rows, slots, gradients, sources, n, step);
+    case 8:
+      return apply_rows<R, 8>(rows, slots, gradients, sources, n, step);
+    case 16:
+      return apply_rows<R, 16>(rows, slots, gradients, sources, n, step);
+    case 32:
+      return apply_rows<R, 32>(rows, slots, gradients, sources, n, step);
+    default:
+      return apply_rows<R, 0>(rows, slots, gradients, sources, n, step);
   }
 }
 

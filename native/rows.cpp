@@ -5,7 +5,11 @@
 namespace elasticdl {
 namespace {
 
+#if defined(ELASTICDL_SANITIZE)
+constexpr size_t kSlabBytes = size_t{16} << 10;  // so that short tests cross many slabs
+#else
 constexpr size_t kSlabBytes = size_t{64} << 20;
+#endif
 
 // Small rows are padded to a power of two, larger ones to 32 bytes: so no row touches more cache lines than it must.
 size_t stride_of(size_t row_bytes) {

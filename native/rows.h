@@ -32,11 +32,11 @@ class Rows {
   size_t stride() const { return stride_; }
   size_t rows_per_slab() const { return size_t{mask_} + 1; }
 
-  void make_room();          // maps the slab of the next row where it is missing
-  float* append(int64_t id); // after make_room: the next row, not yet filled
+  void make_room();           // maps the slab of the next row where it is missing
+  float* append(int64_t id);  // after make_room: the next row, not yet filled
   float* row(size_t slot) const { return reinterpret_cast<float*>(row_address(head(), static_cast<uint32_t>(slot))); }
   int64_t id(size_t slot) const { return ids_[slot >> shift_][slot & mask_]; }
-  size_t bytes() const;      // what has been touched
+  size_t bytes() const;  // what has been touched
 
  private:
   size_t dim_, width_, stride_;

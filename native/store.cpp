@@ -7,7 +7,7 @@
 namespace elasticdl {
 namespace {
 
-constexpr size_t kBlock = 8192;                // ids resolved before their rows are read: slots stay in the nearest cache
+constexpr size_t kBlock = 8192;  // ids resolved before their rows are read: slots stay in the nearest cache
 constexpr size_t kMaxBatch = size_t{1} << 30;  // keeps the merge table's index in 31 bits
 
 }  // namespace
@@ -101,7 +101,8 @@ size_t RowStore::push(const int64_t* ids, const float* gradients, size_t n, doub
   const Step numbers = optimizer_.at(learning_rate, step);
   if (n == 0) return 0;
   if (n > kMaxBatch) {
-    throw std::invalid_argument("push: at most " + std::to_string(kMaxBatch) + " ids at once, got " + std::to_string(n));
+    throw std::invalid_argument("push: at most " + std::to_string(kMaxBatch) + " ids at once, got " +
+                                std::to_string(n));
   }
   unsigned bits = 4;
   while ((size_t{1} << bits) < 2 * n) ++bits;

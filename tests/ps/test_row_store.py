@@ -177,6 +177,18 @@ def test_a_store_grown_from_nothing_over_many_segments_finds_every_row(isa: str)
     np.testing.assert_array_equal(rows[:, :3], moved)
 
 
+def test_rows_of_many_slabs_are_found_moved_and_pinned() -> None:
+    dim, ids = 8192, np.arange(2100, dtype=np.int64)
+    store = native_store(dim, OPTIMIZERS["keras momentum"], InitializerSpec(kind="constant", a=1.0))
+    pulled(store, ids, dim)
+    view = store.pin()
+    grads = np.repeat(ids.astype(np.float32)[:, None], dim, axis=1)
+    store.push_unique(ids, grads, 1.0, 1)
+    np.testing.assert_array_equal(peeked(store, ids, dim), 1 - grads)
+    np.testing.assert_array_equal(store.export_rows(2000, 200)[1][:, dim:], -grads[2000:])
+    assert (peeked(store, ids, dim, view) == 1).all()
+
+
 def test_a_capacity_given_ahead_changes_nothing_but_the_index() -> None:
     ids = np.arange(200_000, dtype=np.int64)
     small, large = native_store(2, OPTIMIZERS["sgd"]), native_store(2, OPTIMIZERS["sgd"], capacity=1_000_000)
