@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import sys
 from pathlib import Path
 
 import grpc
@@ -108,7 +107,3 @@ async def _run(spec: JobSpec, paths: names.JobPaths) -> int:
         await server.stop(0.5)
         journal.close()
     return 1 if job.outcome == "failed" else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

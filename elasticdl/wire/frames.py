@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,15 +75,21 @@ class Header:
             raise BadFrame(str(error)) from None
 
 
+def _values(frame: bytes | memoryview, dtype: str) -> npt.NDArray[Any]:
+    """The frame as values, without a copy unless it is so small that ZeroMQ keeps it where no alignment holds."""
+    found = np.frombuffer(frame, dtype=dtype)
+    return found if found.flags.aligned else found.copy()
+
+
 def floats(frame: bytes | memoryview, count: int, what: str) -> npt.NDArray[np.float32]:
-    """The frame as exactly `count` float32 values, without a copy."""
+    """The frame as exactly `count` float32 values."""
     if len(frame) != 4 * count:
         raise BadFrame(f"{what}: {len(frame)} bytes, expected {count} float32 values ({4 * count} bytes)")
-    return np.frombuffer(frame, dtype="<f4")
+    return _values(frame, "<f4")
 
 
 def ids(frame: bytes | memoryview, what: str) -> npt.NDArray[np.int64]:
-    """The frame as int64 ids, without a copy."""
+    """The frame as int64 ids."""
     if len(frame) % 8:
         raise BadFrame(f"{what}: {len(frame)} bytes, not a whole number of 64-bit ids")
-    return np.frombuffer(frame, dtype="<i8")
+    return _values(frame, "<i8")

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import sys
 import uuid
 from pathlib import Path
 from types import FrameType
@@ -87,7 +86,3 @@ def _work(spec: JobSpec, replica: str, directory: Path) -> int:
     control.close()
     log.info("Done: %s", session.shutdown or "leaving")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
