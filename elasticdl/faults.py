@@ -2,8 +2,8 @@
 
 `ELASTICDL_FAULTS="worker.after_ack@elasticdl-j-worker-0:3"` kills the replica of that name with SIGKILL the third time
 it passes the point; `*` stands for any replica; several entries are separated by commas. Each hit is first
-written to the file named by `ELASTICDL_FAULT_LOG`, so that a test can count which points were really hit.
-Without the variable a point costs one dictionary look-up.
+written to the file named by `ELASTICDL_FAULT_LOG`, so that a test can count which points were really hit; an entry
+that stands there already does not fire again, so that a replica that comes back under its name lives on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POINTS = (
 
 class _Plan:
     def __init__(self, text: str, replica: str) -> None:
-        self.at: dict[str, int] = {}
+        self.at: dict[str, tuple[int, str]] = {}  # point -> the pass at which to die, and the entry that says so
         self.seen: Counter[str] = Counter()
         for entry in filter(None, text.split(",")):
             point, _, rest = entry.partition("@")
@@ -33,7 +33,7 @@ class _Plan:
             if point not in POINTS:
                 raise ValueError(f"ELASTICDL_FAULTS: no fault point {point!r}; there are {', '.join(POINTS)}")
             if name in ("*", replica):
-                self.at[point] = int(count or 1)
+                self.at[point] = (int(count or 1), entry)
 
 
 _plan: _Plan | None = None
@@ -50,13 +50,17 @@ def point(name: str) -> None:
     """Die here if the plan says so."""
     if _plan is None or name not in _plan.at:
         return
+    count, entry = _plan.at[name]
     _plan.seen[name] += 1
-    if _plan.seen[name] != _plan.at[name]:
+    if _plan.seen[name] != count:
         return
     log = os.environ.get("ELASTICDL_FAULT_LOG")
     if log:
-        with Path(log).open("a") as f:
-            f.write(name + "\n")
+        with Path(log).open("a+") as f:
+            f.seek(0)
+            if entry in f.read().split():
+                return
+            f.write(entry + "\n")
             f.flush()
             os.fsync(f.fileno())
     os.kill(os.getpid(), signal.SIGKILL)

@@ -155,7 +155,8 @@ class Job:
             case StopRequested(reason):
                 return self._stop(reason)
             case BatchesCommitted(loss=loss):
-                self.loss = loss
+                if event.shard.startswith(Kind.TRAIN):
+                    self.loss = loss
                 out = self.shards.handle(event, now)
                 self._recovered(event.shard, now)
                 return out

@@ -88,7 +88,7 @@ async def _run(spec: JobSpec, paths: names.JobPaths) -> int:
         raise JobFailed(f"the master cannot listen at {address}")
     await server.start()
     write_durably(paths.master_address, address.encode())
-    log.info("Master of %s at %s, start %d: %d records a epoch", spec.job_name, address, starts, training.records)
+    log.info("Master of %s at %s, start %d: %d records an epoch", spec.job_name, address, starts, training.records)
     if validation:
         log.info(loglines.evaluation_started())
     try:
