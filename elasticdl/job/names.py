@@ -124,8 +124,8 @@ class JobPaths:
 
     @property
     def launcher_socket(self) -> Path:
-        """Where the launcher takes orders from the master."""
-        return self.root / "launcher.sock"
+        """Where the launcher takes orders from the master; in a folder that only its owner enters."""
+        return self.root / "run" / "launcher.sock"
 
     @property
     def launcher_pid(self) -> Path:

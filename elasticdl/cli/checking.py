@@ -1,0 +1,102 @@
+"""Runs the check of model and data in a process of its own, since the launcher imports no framework."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from elasticdl.cluster import exec_shim
+from elasticdl.cluster.exits import signal_name
+from elasticdl.errors import Problem
+from elasticdl.job import names
+from elasticdl.job.spec import JobSpec
+
+_END_SECONDS = 5.0
+
+
+async def check(spec: JobSpec, show: Callable[[str], None]) -> tuple[dict[str, Any], list[Problem]]:
+    """What the data consists of, and what is wrong with the model or the data. The user's prints are shown."""
+    with tempfile.TemporaryDirectory(prefix="elasticdl-check-") as folder:
+        job_file = Path(folder) / "job.json"
+        job_file.write_text(spec.to_json())
+        answer, sending = os.pipe()
+        with os.fdopen(answer, "rb") as receiving:
+            try:
+                process = await _start(job_file, sending, spec)
+            finally:
+                os.close(sending)
+            try:
+                async with asyncio.timeout(spec.start_seconds):
+                    text, _ = await asyncio.gather(_read(receiving.fileno()), _show(process, show))
+                    code = await process.wait()
+            except TimeoutError:
+                what = f"loading it took longer than {spec.start_seconds:g} s"
+                return {}, [_problem(spec, what, "Make it faster, or give more --start_seconds.")]
+            finally:
+                await _end(process)
+    return _read_answer(spec, text, code)
+
+
+async def _start(job_file: Path, sending: int, spec: JobSpec) -> asyncio.subprocess.Process:
+    env = {"OMP_NUM_THREADS": "1", **os.environ, **spec.envs}
+    env |= {names.ENV_JOB_FILE: str(job_file), "PYTHONUNBUFFERED": "1"}
+    shim = [sys.executable, "-I", "-S", exec_shim.__file__, str(os.getpid()), "-", env.get("LC_CTYPE", "-")]
+    return await asyncio.create_subprocess_exec(
+        *shim, sys.executable, "-m", "elasticdl.worker.check", str(sending),
+        env=env,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        pass_fds=(sending,),
+        start_new_session=True,  # Ctrl-C is for the launcher, which ends this
+    )  # fmt: skip
+
+
+async def _read(fd: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    with os.fdopen(os.dup(fd), "rb") as pipe:
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        try:
+            return await reader.read()
+        finally:
+            transport.close()
+
+
+async def _show(process: asyncio.subprocess.Process, show: Callable[[str], None]) -> None:
+    assert process.stdout is not None
+    rest = b""
+    while data := await process.stdout.read(1 << 16):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            show(line.decode(errors="replace"))
+    if rest:
+        show(rest.decode(errors="replace"))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), _END_SECONDS)
+
+
+def _read_answer(spec: JobSpec, text: bytes, code: int) -> tuple[dict[str, Any], list[Problem]]:
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        return {}, [_problem(spec, f"the process that checked it {how}", "What it printed stands above.")]
+    return answer.get("datasets", {}), [Problem(**problem) for problem in answer.get("problems", [])]
+
+
+def _problem(spec: JobSpec, what: str, remedy: str) -> Problem:
+    return Problem("--model_def", str(spec.model_def), what, remedy)

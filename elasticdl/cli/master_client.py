@@ -1,0 +1,84 @@
+"""Asking a running job's master: how the job stands, and that it stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+import grpc
+
+from elasticdl.errors import Refused, Unreachable
+from elasticdl.job.names import JobPaths
+from elasticdl.wire import auth
+from elasticdl.wire import control_pb2 as pb
+from elasticdl.wire.control_pb2_grpc import ControlStub
+from elasticdl.wire.link import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, NO, OPTIONS
+
+
+@dataclass(frozen=True)
+class MasterClient:
+    """Knows where the master listens, which is the same for every process that bears the name, and the job's token."""
+
+    address: str
+    token: str
+
+    @classmethod
+    def of(cls, paths: JobPaths) -> MasterClient:
+        """The client of a job that runs on this machine."""
+        try:
+            return cls(paths.master_address.read_text().strip(), paths.token.read_text().strip())
+        except OSError as error:
+            raise Unreachable(f"the master of {paths.job_name} is not there yet: {error.strerror}") from error
+
+    async def watch(self) -> AsyncGenerator[pb.Status | None, None]:
+        """The job's status, again and again; None when the master went away, and another is waited for.
+
+        Ends after the status that says how the job ended.
+        """
+        wait = FIRST_RETRY_SECONDS
+        async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
+            while True:
+                ended = False
+                stub = ControlStub(channel)  # type: ignore[no-untyped-call]
+                call = stub.Watch(pb.WatchRequest(), metadata=auth.metadata(self.token))
+                try:
+                    async for status in call:
+                        wait = FIRST_RETRY_SECONDS
+                        yield status
+                        ended = status.phase in ("succeeded", "stopped", "failed")
+                    if ended:
+                        return
+                except grpc.aio.AioRpcError as error:
+                    _raise_if_final(error)
+                finally:
+                    call.cancel()
+                yield None
+                await asyncio.sleep(wait)  # between two attempts to connect
+                wait = min(2 * wait, LAST_RETRY_SECONDS)
+
+    async def status(self, deadline_seconds: float) -> pb.Status:
+        """How the job stands now; raises Unreachable when no master answers in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_seconds), contextlib.aclosing(self.watch()) as statuses:
+                async for status in statuses:
+                    if status is not None:
+                        return status
+        raise Unreachable(f"no answer from the master at {self.address} within {deadline_seconds:g} s")
+
+    async def stop(self, reason: str, deadline_seconds: float) -> None:
+        """Have the job stop with a checkpoint; returns when the master has taken note of it."""
+        async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
+            stub = ControlStub(channel)  # type: ignore[no-untyped-call]
+            request, token = pb.StopRequest(reason=reason), auth.metadata(self.token)
+            try:
+                await stub.Stop(request, metadata=token, wait_for_ready=True, timeout=deadline_seconds)
+            except grpc.aio.AioRpcError as error:
+                _raise_if_final(error)
+                raise Unreachable(f"the master at {self.address} did not answer: {error.details()}") from error
+
+
+def _raise_if_final(error: grpc.aio.AioRpcError) -> None:
+    if error.code() in NO:
+        raise Refused(f"the master refused: {error.details()}") from error

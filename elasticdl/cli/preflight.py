@@ -1,0 +1,120 @@
+"""What must be right before a job starts: its port, its folders, the checkpoint it starts from."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from elasticdl.errors import DataError, Problem
+from elasticdl.job.spec import JobSpec
+
+EXPORT_FORMAT = "elasticdl-export/"
+HOST = "127.0.0.1"
+
+
+def reserve_port(port: int) -> tuple[socket.socket | None, list[Problem]]:
+    """A socket that keeps a port for the master, whichever process is the master; 0: one that the system chooses.
+
+    It is bound and never listens. The master shares the port (SO_REUSEPORT), so that nobody else can take it while one
+    master is dead and the next one starts.
+    """
+    try:
+        if port:
+            # A master of another job would share its port with us: the test is made without sharing.
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as test:
+                test.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that linger do no harm
+                test.bind((HOST, port))
+        kept = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.bind((HOST, port))
+    except OSError as error:
+        what = f"this port cannot be used: {error.strerror}"
+        return None, [Problem("--master_port", str(port), what, "Choose another one, or 0 to let the system choose.")]
+    return kept, []
+
+
+def check_output(spec: JobSpec) -> tuple[list[Problem], list[str]]:
+    """Whether the model can be written where it should go, and what is there already."""
+    if not spec.output:
+        return [], []
+    path = Path(spec.output).expanduser()
+    if path.is_dir() and any(entry.name != ".partial" for entry in path.iterdir()):
+        if _is_export(path):
+            return [], [f"--output={spec.output} holds an exported model, which the new one will replace."]
+        what = "this directory holds files that are no exported model"
+        return [Problem("--output", spec.output, what, "Choose a new directory, or an empty one.")], []
+    return _writable("--output", spec.output, path), []
+
+
+def check_checkpoint_dir(spec: JobSpec) -> list[Problem]:
+    """Whether checkpoints can be written where they should go."""
+    if not spec.checkpoint_dir:
+        return []
+    return _writable("--checkpoint_dir", spec.checkpoint_dir, Path(spec.checkpoint_dir).expanduser())
+
+
+def _is_export(path: Path) -> bool:
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        return str(manifest.get("format", "")).startswith(EXPORT_FORMAT)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _writable(flag: str, given: str, path: Path) -> list[Problem]:
+    """A directory that is there or can be made."""
+    there = next(p for p in (path, *path.absolute().parents) if p.exists() or p.is_symlink())
+    if not there.is_dir():
+        what = f"{there} is a file" if there.exists() else f"{there} is a link to nothing"
+        return [Problem(flag, given, f"cannot be a directory: {what}", "Choose another place.")]
+    if not os.access(there, os.W_OK | os.X_OK):
+        return [Problem(flag, given, f"you may not write to {there}", "Choose another place.")]
+    return []
+
+
+def find_checkpoint(spec: JobSpec) -> tuple[Path | None, list[Problem]]:
+    """The checkpoint to start from: the folder given, or the newest one in it."""
+    if not spec.checkpoint_dir_for_init:
+        return None, []
+    from elasticdl.ps.snapshot import MANIFEST, read_manifest
+
+    given = Path(spec.checkpoint_dir_for_init).expanduser().absolute()
+    versions = [p for p in given.glob("version-*") if p.name[8:].isdigit() and (p / MANIFEST).exists()]
+    newest = max(versions, key=lambda p: int(p.name[8:]), default=given)
+    path = given if (given / MANIFEST).exists() else newest
+    flag = "--checkpoint_dir_for_init"
+    if not given.is_dir():
+        what = "there is no such directory"
+        return None, [Problem(flag, spec.checkpoint_dir_for_init, what, "Name the folder of a checkpoint.")]
+    try:
+        files = read_manifest(path).get("files", {})
+    except DataError as error:
+        return None, [Problem(flag, spec.checkpoint_dir_for_init, f"{error.path}: {error.what}", error.remedy)]
+    missing = [name for name in files.values() if not (path / name).is_file()] if isinstance(files, dict) else ["files"]
+    if missing:
+        what = f"{path}: the checkpoint is not complete, {', '.join(missing)} is missing"
+        return None, [Problem(flag, spec.checkpoint_dir_for_init, what, "Name another checkpoint.")]
+    return path, []
+
+
+def check_data_of_checkpoint(spec: JobSpec, path: Path, datasets: dict[str, Any]) -> list[Problem]:
+    """A checkpoint's place in the data means something only in the same order of the same records."""
+    from elasticdl.data.dataset import Dataset
+    from elasticdl.ps.snapshot import read_manifest
+
+    manifest = read_manifest(path)
+    now = {"minibatch_size": spec.minibatch_size, "num_minibatches_per_task": spec.num_minibatches_per_task}
+    now["seed"] = spec.seed
+    problems = [
+        Problem(f"--{name}", str(value), f"the checkpoint was made with {manifest[name]}", f"Give {manifest[name]}.")
+        for name, value in now.items()
+        if name in manifest and manifest[name] != value
+    ]
+    if "data" in manifest and Dataset.from_json(datasets["training"]).fingerprint() != manifest["data"]:
+        what = "not the data that the checkpoint was made with"
+        remedy = "Give the same files, or start without --checkpoint_dir_for_init."
+        problems.append(Problem("--training_data", str(spec.training_data), what, remedy))
+    return problems

@@ -1,0 +1,118 @@
+"""What a job came to: the lines printed at its end, and its status as plain JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import ParseDict, ParseError
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from elasticdl.cli.view import STYLES, duration, number, short_name
+from elasticdl.wire import control_pb2 as pb
+
+
+def status_of(result: Mapping[str, Any]) -> pb.Status:
+    """The last status in a job's result; an empty one where there is none."""
+    try:
+        return ParseDict(result.get("status", {}), pb.Status(), ignore_unknown_fields=True)
+    except ParseError:  # written by another version
+        return pb.Status()
+
+
+def rows(result: Mapping[str, Any], logs: Path) -> list[tuple[str, str]]:
+    """The summary as (label, text)."""
+    s = status_of(result)
+    found: list[tuple[str, str]] = []
+    if s.records_total:
+        found.append(("steps", f"{s.version:,}"))
+        epochs = f", {s.epochs} epochs" if s.epochs > 1 else ""
+        found.append(("records trained", f"{s.records_done:,} of {s.records_total:,}{epochs}"))
+        if s.has_loss:
+            found.append(("last loss", number(s.loss)))
+    if s.evaluations:
+        last = s.evaluations[-1]
+        metrics = ", ".join(f"{name} {number(value)}" for name, value in sorted(last.metrics.items()))
+        found.append(("metrics", f"{metrics} (at step {last.version:,})"))
+    if s.losses:
+        found.append(("replicas lost and replaced", str(s.losses)))
+    if s.recovery_seconds:
+        median, most = statistics.median(s.recovery_seconds), max(s.recovery_seconds)
+        found.append(("recovery", f"median {median:.2f} s, longest {most:.2f} s"))
+    if s.master_starts > 1:
+        found.append(("master started again", f"{s.master_starts - 1} times" if s.master_starts > 2 else "once"))
+    if s.bad_records:
+        found.append(("bad records set aside", ", ".join(s.bad_records)))
+    if s.output:
+        found.append(("model", s.output))
+    if s.checkpoint:
+        found.append(("checkpoint", s.checkpoint))
+    if "elapsed_seconds" in result:
+        found.append(("time", duration(result["elapsed_seconds"])))
+    return [*found, ("logs", str(logs))]
+
+
+def show(console: Console, job: str, result: Mapping[str, Any], logs: Path) -> None:
+    """Print how the job ended: aligned lines, in colour on a terminal."""
+    outcome = str(result.get("outcome"))
+    first, _, rest = str(result.get("reason", "")).partition("\n")
+    line = Text.assemble((job, "bold"), " ", (outcome, STYLES.get(outcome, "")), f": {first}" if first else "")
+    console.print(line, soft_wrap=True)
+    if rest:
+        console.print(Text(rest, style="red" if outcome == "failed" else ""), soft_wrap=True)
+    table = rows(result, logs)
+    width = max(len(label) for label, _ in table)
+    for label, text in table:
+        console.print(Text.assemble((f"  {label:<{width}}  ", "dim"), text), soft_wrap=True)
+
+
+def status_json(status: pb.Status) -> dict[str, Any]:
+    """A status with plain numbers; protobuf's own JSON writes large integers as text and leaves out zeros."""
+    return {
+        "job": status.job,
+        "phase": status.phase,
+        "reason": status.reason,
+        "records_done": status.records_done,
+        "records_total": status.records_total,
+        "epoch": status.epoch,
+        "epochs": status.epochs,
+        "version": status.version,
+        "version_total": status.version_total,
+        "loss": status.loss if status.has_loss else None,
+        "records_per_second": status.records_per_second,
+        "evaluations": [{"version": e.version, "metrics": dict(e.metrics)} for e in status.evaluations],
+        "epochs_done": [{"epoch": e.epoch, "records": e.records, "batches": e.batches} for e in status.epochs_done],
+        "replicas": [
+            {
+                "name": r.name,
+                "short_name": short_name(r.name, status.job),
+                "role": r.role,
+                "state": r.state,
+                "detail": r.detail,
+                "since": r.since,
+                "leases": list(r.leases),
+            }
+            for r in status.replicas
+        ],
+        "decisions": [{"at": d.at, "text": d.text} for d in status.decisions],
+        "losses": status.losses,
+        "recovery_seconds": list(status.recovery_seconds),
+        "bad_records": list(status.bad_records),
+        "started_at": status.started_at,
+        "now": status.now,
+        "output": status.output,
+        "checkpoint": status.checkpoint,
+        "master_starts": status.master_starts,
+    }
+
+
+def table_of(*columns: str) -> Table:
+    """A table without lines, wide enough for what is in it."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table
