@@ -12,4 +12,4 @@ case "$directory" in
 esac
 
 cd "$root"
-exec "${PYTHON:-python3}" -m elasticdl.cli.main data mnist "$directory/mnist"
+exec "${PYTHON:-python3}" -m elasticdl data mnist "$directory/mnist"

@@ -17,6 +17,8 @@ from elasticdl.errors import DataError, Problem, UsageError
 _INDEX_EVERY = 64  # rows between two remembered offsets
 _SCAN_BYTES = 4 * 1024 * 1024
 _QUOTE, _NEWLINE, _RETURN = 34, 10, 13
+# By name, because ; separates the parameters themselves and blanks are stripped from them.
+_DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "\\t": "\t", "space": " ", "pipe": "|"}
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -41,12 +43,11 @@ class Dialect:
 def dialect_of(params: Mapping[str, str], suffix: str) -> Dialect:
     """The dialect that --data_reader_params describes; a .tsv file is separated by tabs unless told otherwise."""
     problems = []
+    remedy = "Write one character, or comma, semicolon, tab, space or pipe."
     delimiter = params.get("delimiter", "\t" if suffix == ".tsv" else ",")
-    delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
+    delimiter = _DELIMITERS.get(delimiter, delimiter)
     if len(delimiter) != 1 or delimiter in '"\r\n':
-        problems.append(
-            Problem("--data_reader_params", f"delimiter={delimiter}", "is not one character", "Use , or tab.")
-        )
+        problems.append(Problem("--data_reader_params", f"delimiter={delimiter}", "is not one character", remedy))
     quoting = params.get("quoting", "minimal")
     if quoting not in ("minimal", "none"):
         problems.append(Problem("--data_reader_params", f"quoting={quoting}", "is unknown", "Use minimal or none."))

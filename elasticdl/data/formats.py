@@ -94,7 +94,13 @@ def detect(path: str, files: Mapping[str, Path], flag: str) -> tuple[Format, dic
     """The one format that all the files have, and the files that hold it."""
     folders = {name: entry for name, entry in files.items() if entry.is_dir()}
     plain = {name: entry for name, entry in files.items() if name not in folders}
-    if folders and not plain:
+    if folders:
+        if plain:
+            what = f"it holds both files ({_some(list(plain))}) and folders ({_some(list(folders))})"
+            raise _wrong(flag, path, what, "Name the files by a glob, or move one kind elsewhere.")
+        if not any(_has_images(folder) for folder in folders.values()):
+            what = f"it holds only folders ({_some(list(folders))}), and no images in them"
+            raise _wrong(flag, path, what, f"Name one of them, or a glob such as '{path}/*/*.recordio'.")
         return FORMATS["images"], folders
     by_format: dict[str, list[str]] = {}
     for name, entry in plain.items():
@@ -119,6 +125,13 @@ def detect(path: str, files: Mapping[str, Path], flag: str) -> tuple[Format, dic
             "Put them into one subfolder per class: DIR/cat/1.png, DIR/dog/2.png.",
         )
     return FORMATS[kind], plain
+
+
+def _has_images(folder: Path) -> bool:
+    try:
+        return any(entry.suffix.lower() in IMAGE_SUFFIXES for entry in folder.iterdir())
+    except OSError as error:
+        raise unreadable(folder, error) from error
 
 
 def _format_of(entry: Path) -> str:

@@ -8,17 +8,16 @@ from collections import OrderedDict
 import numpy as np
 
 from elasticdl.data.dataset import Dataset
-from elasticdl.data.order import EpochOrder
+from elasticdl.data.order import EpochOrder, shuffle_sizes
 from elasticdl.data.reader import Reader, Record
 
 _KEPT_SHARDS = 2  # the one that is trained, and the one read ahead
-_BLOCKS_PER_SHARD, _LARGEST_BLOCK = 8, 64
 
 
 def epoch_order(dataset: Dataset, epoch: int, *, seed: int, shard_records: int, shuffle: bool) -> EpochOrder:
     """The order every process of a job uses: a shard is a window of blocks from all over the data set."""
-    block = max(1, min(_LARGEST_BLOCK, shard_records // _BLOCKS_PER_SHARD))
-    return EpochOrder([f.records for f in dataset.files], seed, epoch, block, shard_records, shuffle)
+    block, window = shuffle_sizes(shard_records)
+    return EpochOrder([file.records for file in dataset.files], seed, epoch, block, window, shuffle)
 
 
 class RangeReader:

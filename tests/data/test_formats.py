@@ -68,8 +68,9 @@ def test_blank_lines_a_byte_order_mark_and_a_missing_last_line_break_are_no_reco
 
 def test_the_delimiter_and_the_columns_may_be_given(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1;2\n3;4\n")
-    reader = open_reader(str(tmp_path), {"delimiter": ";", "columns": "x, y"})
-    assert reader.read("a.csv", 0, 2) == [{"x": "1", "y": "2"}, {"x": "3", "y": "4"}]
+    for delimiter in (";", "semicolon"):
+        reader = open_reader(str(tmp_path), {"delimiter": delimiter, "columns": "x, y"})
+        assert reader.read("a.csv", 0, 2) == [{"x": "1", "y": "2"}, {"x": "3", "y": "4"}]
     (tmp_path / "a.csv").rename(tmp_path / "b.tsv")
     (tmp_path / "b.tsv").write_text("x\ty\n1\t2\n")
     assert open_reader(str(tmp_path)).read("b.tsv", 0, 1) == [{"x": "1", "y": "2"}]

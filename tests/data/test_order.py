@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.data.order import EpochOrder, permutation, shuffle_sizes
-from elasticdl.data.ranges import RangeReader
-from elasticdl.data.reader import Record
+from elasticdl.data.ranges import RangeReader, epoch_order
+from elasticdl.data.reader import Dataset, Record
 from tests.data.sources import build
 
 orders = st.builds(
@@ -172,6 +172,15 @@ def test_a_shard_resumed_in_the_middle_gives_the_same_records(tmp_path: Path) ->
     order = EpochOrder([file.records for file in dataset.files], 3, 0, block=4, window=32)
     whole = RangeReader(source.open(), dataset, order, 64).read(64, 128)
     assert RangeReader(source.open(), dataset, order, 64).read(90, 128) == whole[26:]
+
+
+def test_every_process_of_a_job_gets_the_same_order_from_the_description(tmp_path: Path) -> None:
+    dataset = build("csv", tmp_path).open().describe()
+    there = Dataset.from_json(dataset.to_json())
+    orders = [epoch_order(d, 2, seed=5, shard_records=64, shuffle=True).records(0, 221) for d in (dataset, there)]
+    assert np.array_equal(*orders)
+    plain = epoch_order(dataset, 2, seed=5, shard_records=64, shuffle=False)
+    assert plain.records(0, 221).tolist() == list(range(221))
 
 
 def test_an_order_for_another_data_set_is_refused(tmp_path: Path) -> None:

@@ -253,6 +253,17 @@ def test_images_without_class_folders_are_explained(tmp_path: Path) -> None:
         open_reader(str(source.folder / "ant"))
 
 
+def test_folders_without_images_and_folders_beside_files_are_explained(tmp_path: Path) -> None:
+    build("recordio-none", tmp_path / "train")
+    with pytest.raises(UsageError, match=r"only folders \(train\), and no images in them. Name one of them"):
+        open_reader(str(tmp_path))
+    (tmp_path / "more.csv").write_text("a\n1\n")
+    with pytest.raises(UsageError, match=r"both files \(more.csv\) and folders \(train\)"):
+        open_reader(str(tmp_path))
+    assert open_reader(str(tmp_path), {"format": "csv"}).describe().records == 1
+    assert open_reader(str(tmp_path / "*" / "*.recordio")).describe().records == 221
+
+
 def test_a_description_survives_json_and_tells_what_changed(tmp_path: Path) -> None:
     source = build("recordio-none", tmp_path / "d")
     before = source.open().describe()
