@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
 import secrets
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from elasticdl.cluster.watch import open_pidfd
 from elasticdl.errors import Problem, UsageError
 from elasticdl.job.names import JobPaths
 
 State = Literal["running", "succeeded", "stopped", "failed", "died"]
 PREVIOUS = "previous"  # where a job's state lies once its name is used again
 _ATTEMPTS, _ATTEMPT_SECONDS = 10, 0.02
+_LOCK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -193,6 +197,41 @@ def find_job(state_dir: Path, name: str) -> JobView:
     else:
         remedy = "`elasticdl list` shows them." if jobs else "There are none; --state_dir names another place."
     raise UsageError([Problem(name, "", f"there is no such job in {state_dir}", remedy)])
+
+
+async def ended(job: JobView, deadline_seconds: float | None = None) -> bool:
+    """Wait until the job's launcher has ended. False when the deadline came first."""
+    over = asyncio.Event()
+    cancel = _on_end(job, over)
+    try:
+        await asyncio.wait_for(over.wait(), deadline_seconds)
+    except TimeoutError:
+        return False
+    finally:
+        cancel()
+    return True
+
+
+def _on_end(job: JobView, over: asyncio.Event) -> Callable[[], object]:
+    """Set the event when the launcher has ended; returns what takes this back."""
+    loop = asyncio.get_running_loop()
+    try:
+        fd = open_pidfd(job.pid or 0)
+    except OSError:  # it has ended already, or there is no pidfd here, and its lock is all there is to look at
+        return loop.create_task(_lock_released(job, over)).cancel
+    loop.add_reader(fd, over.set)
+
+    def cancel() -> None:
+        loop.remove_reader(fd)
+        os.close(fd)
+
+    return cancel
+
+
+async def _lock_released(job: JobView, over: asyncio.Event) -> None:
+    while look(job.paths).running:  # noqa: ASYNC110 (nothing tells of a lock)
+        await asyncio.sleep(_LOCK_SECONDS)
+    over.set()
 
 
 def write_private(path: Path, text: str) -> None:

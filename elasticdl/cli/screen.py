@@ -19,6 +19,7 @@ from elasticdl.cli.view import View
 from elasticdl.errors import WireError
 
 _FRAME_SECONDS = 0.25
+_PLAIN_COLUMNS = 120  # where no terminal says how wide it is
 HEADER = "==== "  # starts the line that a log file gets with each process
 
 
@@ -62,7 +63,10 @@ class SturdyOutput:
 def make_console() -> Console:
     """A console on standard output."""
     output: Any = SturdyOutput(sys.stdout)
-    return Console(file=output, highlight=False, emoji=False, markup=False)
+    console = Console(file=output, highlight=False, emoji=False, markup=False)
+    if not console.is_terminal:
+        console.width = _PLAIN_COLUMNS
+    return console
 
 
 def is_live(console: Console) -> bool:

@@ -112,7 +112,7 @@ def status_json(status: pb.Status) -> dict[str, Any]:
 
 def table_of(*columns: str) -> Table:
     """A table without lines, wide enough for what is in it."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, no_wrap=True)
     return table
