@@ -1,0 +1,151 @@
+"""Real jobs in real processes: started by the command line, watched through the master, killed with real signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import psutil
+from safetensors.numpy import load_file
+
+from elasticdl.data.recordio import RecordIOWriter
+from elasticdl.job.names import ENV_REPLICA, JobPaths, parse_replica_name
+from elasticdl.wire import auth
+from elasticdl.wire import control_pb2 as pb
+from elasticdl.wire.control_pb2_grpc import ControlStub
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_SECONDS = 180.0
+
+
+def write_ids(directory: Path, records: int, files: int = 2) -> Path:
+    """Records that are nothing but their own number, for the witness model."""
+    directory.mkdir(parents=True, exist_ok=True)
+    bounds = [records * f // files for f in range(files + 1)]
+    for f in range(files):
+        with RecordIOWriter(directory / f"part-{f}.recordio") as writer:
+            for i in range(bounds[f], bounds[f + 1]):
+                writer.write(struct.pack("<q", i))
+    return directory
+
+
+@dataclass
+class RunningJob:
+    """One `elasticdl train` process and what can be seen of it."""
+
+    paths: JobPaths
+    process: subprocess.Popen[str]
+    output: Path
+    kills: list[str] = field(default_factory=list)
+
+    # Watching.
+
+    def statuses(self) -> Iterator[pb.Status]:
+        """Statuses as they come, over restarts of the master, until the job ends."""
+        began = time.monotonic()
+        while self.process.poll() is None:
+            if time.monotonic() - began > DEADLINE_SECONDS:
+                raise TimeoutError(f"the job did not end in {DEADLINE_SECONDS:.0f} s:\n{self.story()}")
+            try:
+                address, token = self.paths.master_address.read_text(), self.paths.token.read_text()
+                with grpc.insecure_channel(address) as channel:
+                    watch = ControlStub(channel).Watch(pb.WatchRequest(), metadata=auth.metadata(token), timeout=60)
+                    yield from watch
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(0.2)
+            except (OSError, grpc.RpcError):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(0.1)  # no master yet, or none at the moment
+
+    def wait_until(self, condition: Callable[[pb.Status], bool]) -> pb.Status:
+        """The first status for which the condition holds."""
+        for status in self.statuses():
+            if condition(status):
+                return status
+        raise AssertionError(f"the job ended before the condition held:\n{self.story()}")
+
+    def finish(self) -> tuple[int, dict[str, object]]:
+        """Exit code and result of the job."""
+        code = self.process.wait(DEADLINE_SECONDS)
+        return code, json.loads(self.paths.result.read_text())
+
+    def replicas(self) -> dict[str, psutil.Process]:
+        """The job's processes by replica name."""
+        found = {}
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    name = process.environ().get(ENV_REPLICA, "")
+                    if name:
+                        found[name] = process
+        return found
+
+    def story(self) -> str:
+        parts = [self.output.read_text()[-3000:]]
+        for log in sorted(self.paths.logs.glob("*.log")):
+            parts.append(f"--- {log.name}\n{log.read_text()[-1500:]}")
+        return "\n".join(parts)
+
+    # Killing.
+
+    def kill(self, name: str, signum: int = signal.SIGKILL) -> None:
+        process = self.replicas().get(name)
+        if process is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signum)
+                self.kills.append(name)
+
+    def workers(self) -> list[str]:
+        return sorted(n for n in self.replicas() if parse_replica_name(n)[1] == "worker")
+
+
+def start(tmp: Path, job: str, *flags: str, env: dict[str, str] | None = None) -> RunningJob:
+    """`elasticdl train` with a state directory of its own."""
+    output = tmp / f"{job}.out"
+    with output.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "elasticdl", "train", f"--job_name={job}", f"--state_dir={tmp / 'state'}", *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})},
+        )
+    return RunningJob(JobPaths(tmp / "state", job), process, output)
+
+
+def start_witness(
+    tmp: Path, job: str, *flags: str, records: int = 1000, epochs: int = 2, servers: int = 2, workers: int = 2,
+    env: dict[str, str] | None = None,
+) -> RunningJob:  # fmt: skip
+    data = write_ids(tmp / f"ids-{records}", records)
+    return start(
+        tmp, job, "--model_zoo=tests/models", "--model_def=witness.custom_model", f"--training_data={data}",
+        f"--num_epochs={epochs}", "--minibatch_size=8", "--num_minibatches_per_task=4", f"--num_ps_pods={servers}",
+        f"--num_workers={workers}", f"--aux_params=num_servers={servers}", f"--output={tmp / job}-model", *flags,
+        env=env,
+    )  # fmt: skip
+
+
+def audit_witness(model: Path, records: int, epochs: int, servers: int) -> None:
+    """Every row says how often its record was trained, each scalar how many records its server saw."""
+    table = load_file(model / "seen.safetensors")
+    ids, rows = table["ids"], table["rows"].reshape(-1)
+    assert sorted(ids.tolist()) == list(range(records)), "some records were never trained"
+    wrong = {int(i): float(-r) for i, r in zip(ids, rows, strict=True) if r != -epochs}
+    assert not wrong, f"trained another number of times than {epochs}: {wrong}"
+    dense = load_file(model / "model.safetensors")
+    seen = {name: float(-value.reshape(())) for name, value in dense.items() if name.startswith("scalars")}
+    assert len(seen) == servers
+    assert set(seen.values()) == {float(epochs * records)}, f"records seen by each server: {seen}"

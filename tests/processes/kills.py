@@ -1,0 +1,106 @@
+"""Seeded runs that kill random workers (and masters) of a witness job, audited at the end.
+
+    python -m tests.processes.kills --runs 20 --master_runs 5 --report FILE
+
+kills at random points of the job's progress, not of time: after each kill the job goes on, slower or not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from random import Random
+
+from elasticdl import __version__
+from tests.processes.harness import RunningJob, audit_witness, start_witness
+
+RECORDS, EPOCHS = 2000, 2
+
+
+@dataclass
+class Report:
+    seed: int
+    workers_killed: int
+    masters_killed: int
+    master_starts: int
+    replaced: int
+    recovery_seconds: list[float]
+    seconds: float
+    records: int
+
+
+def kill_run(tmp: Path, seed: int, worker_kills: int, master_kills: int) -> Report:
+    """One job; raises when it fails, hangs, or trained any record another number of times than it should."""
+    random = Random(seed)
+    servers, workers = random.choice([1, 2, 3]), random.choice([2, 3])
+    job_name = f"kills-{seed}"
+    began = time.monotonic()
+    job = start_witness(tmp, job_name, records=RECORDS, epochs=EPOCHS, servers=servers, workers=workers)
+    moments = [("worker", random.uniform(0.02, 0.85)) for _ in range(worker_kills)]
+    moments += [("master", random.uniform(0.05, 0.85)) for _ in range(master_kills)]
+    killed = {"worker": 0, "master": 0}
+    for role, moment in sorted(moments, key=lambda m: m[1]):
+        threshold = int(moment * RECORDS * EPOCHS)
+        job.wait_until(lambda s, t=threshold: s.records_done >= t)  # type: ignore[misc]
+        if role == "master":
+            job.kill(f"elasticdl-{job_name}-master")
+        else:
+            job.kill(random.choice(_training(job)))
+        killed[role] += 1
+    code, result = job.finish()
+    assert code == 0 and result["outcome"] == "succeeded", f"{result}\n{job.story()}"
+    status = result["status"]
+    assert isinstance(status, dict)
+    assert int(status["records_done"]) == RECORDS * EPOCHS
+    assert [int(e["records"]) for e in status["epochs_done"]] == [RECORDS] * EPOCHS
+    audit_witness(tmp / f"{job_name}-model", RECORDS, EPOCHS, servers)
+    return Report(
+        seed, killed["worker"], killed["master"], int(status["master_starts"]), int(status.get("losses", 0)),
+        [round(s, 3) for s in status.get("recovery_seconds", [])], round(time.monotonic() - began, 1),
+        int(status["records_done"]),
+    )  # fmt: skip
+
+
+def _training(job: RunningJob) -> list[str]:
+    """Workers that hold a lease now, so that a kill hits training and not an import."""
+    status = job.wait_until(lambda s: any(r.role == "worker" and r.leases for r in s.replicas))
+    return [r.name for r in status.replicas if r.role == "worker" and r.leases]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--master_runs", type=int, default=5)
+    parser.add_argument("--report", type=Path)
+    args = parser.parse_args()
+    reports = []
+    plan = [(seed, 0) for seed in range(args.runs)] + [(1000 + seed, 2) for seed in range(args.master_runs)]
+    for place, (seed, masters) in enumerate(plan, 1):
+        with tempfile.TemporaryDirectory() as tmp:
+            report = kill_run(Path(tmp), seed, worker_kills=4, master_kills=masters)
+        reports.append(report)
+        print(f"{place}/{len(plan)} {report}", flush=True)
+    if args.report:
+        about = {
+            "date": date.today().isoformat(),
+            "elasticdl": __version__,
+            "python": platform.python_version(),
+            "records_per_run": RECORDS * EPOCHS,
+            "workers_killed": sum(r.workers_killed for r in reports),
+            "masters_killed": sum(r.masters_killed for r in reports),
+            "runs": [asdict(r) for r in reports],
+        }
+        args.report.write_text(json.dumps(about, indent=1) + "\n")
+    print(f"{len(reports)} passed, 0 failed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
