@@ -21,10 +21,10 @@ class TensorflowBackend(KerasTrainable):
     def __init__(self, model: Any, code: ModelFile, tables: tuple[TableSpec, ...]) -> None:
         super().__init__(model, code, tables)
         self._asked: dict[bool, list[str]] = {}
-        self._write = tf.function(self._write_flat, reduce_retracing=True)
-        self._ids = tf.function(self._find_ids, reduce_retracing=True)
-        self._step = tf.function(self._gradients, reduce_retracing=True)
-        self._predict = tf.function(self._predictions, reduce_retracing=True)
+        self._write = tf.function(self._write_flat, autograph=False, reduce_retracing=True)
+        self._ids = tf.function(self._find_ids, autograph=False, reduce_retracing=True)
+        self._step = tf.function(self._gradients, autograph=False, reduce_retracing=True)
+        self._predict = tf.function(self._predictions, autograph=False, reduce_retracing=True)
 
     def assign(self, trainable: FloatArray, state: FloatArray) -> None:
         if trainable.shape != self._initial[0].shape or state.shape != self._initial[1].shape:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from elasticdl.errors import ModelError
 from elasticdl.job.parameters import OptimizerSpec
 
@@ -74,6 +76,7 @@ def _from_keras(keras: Any, optimizer: Any, path: str) -> OptimizerSpec:
         raise _unsupported(path, f"{name} with the schedule {type(optimizer._learning_rate).__name__}")
     if not isinstance(rate, (int, float)):
         raise _unsupported(path, f"{name} with learning_rate={rate!r}")
+    rate = float(str(np.float32(rate)))  # Keras keeps it in float32: 0.1, not 0.10000000149
     options = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "loss_scale_factor", "amsgrad")
     for option in (*options, "gradient_accumulation_steps"):
         if config.get(option):

@@ -16,7 +16,7 @@ class MnistModel(nn.Module):
             nn.Conv2d(32, 64, 3),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.BatchNorm2d(64),
+            nn.BatchNorm2d(64, momentum=0.05),
             nn.Dropout(0.25),
             nn.Flatten(),
         )

@@ -13,7 +13,7 @@ class MnistModel(keras.Model):
         self.conv1 = keras.layers.Conv2D(32, 3, activation="relu")
         self.conv2 = keras.layers.Conv2D(64, 3, activation="relu")
         self.pool = keras.layers.MaxPooling2D()
-        self.norm = keras.layers.BatchNormalization()
+        self.norm = keras.layers.BatchNormalization(momentum=0.95)
         self.dropout = keras.layers.Dropout(0.25)
         self.flatten = keras.layers.Flatten()
         self.logits = keras.layers.Dense(10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_traina
 from elasticdl.frameworks.trainable import Trainable
 from tests.frameworks.memory_rows import MemoryRows
 
+os.environ.setdefault("KERAS_BACKEND", "torch")  # before a test module imports Keras
 MODELS = Path(__file__).parent / "models"
 FORMS = ["keras", "subclass", *(["torch"] if importlib.util.find_spec("torch") else [])]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from elasticdl.job.parameters import ParametersSpec, TableSpec
+from elasticdl.job.parameters import ParametersSpec
 
 
 class MemoryRows:
@@ -12,13 +12,14 @@ class MemoryRows:
         self._tables = {table.name: table for table in parameters.tables}
         self._seed = seed
         self.stored: dict[str, dict[int, np.ndarray]] = {name: {} for name in self._tables}
+        self._unborn: dict[tuple[str, int], np.ndarray] = {}  # initial rows, kept since drawing them is slow
         self.asked: list[tuple[str, np.ndarray]] = []
 
     def rows(self, table: str, ids: np.ndarray) -> np.ndarray:
         assert ids.dtype == np.int64 and len(np.unique(ids)) == len(ids)
         self.asked.append((table, ids.copy()))
-        found = [self.stored[table].get(int(i), self._born(self._tables[table], int(i))) for i in ids]
-        return np.stack(found)
+        stored = self.stored[table]
+        return np.stack([stored[i] if i in stored else self._born(table, i) for i in ids.tolist()])
 
     def ids(self, table: str) -> np.ndarray:
         return np.array(sorted(self.stored[table]), np.int64)
@@ -27,12 +28,10 @@ class MemoryRows:
         moved = self.rows(table, ids) - np.float32(rate) * gradients
         self.stored[table].update(zip((int(i) for i in ids), moved, strict=True))
 
-    def _born(self, table: TableSpec, row: int) -> np.ndarray:
-        how = table.initializer
-        if how.kind == "constant":
-            return np.full(table.dim, how.a, np.float32)
-        draw = np.random.default_rng([self._seed, row % 2**63, len(table.name)])
-        values = (
-            draw.uniform(how.a, how.b, table.dim) if how.kind == "uniform" else draw.normal(how.a, how.b, table.dim)
-        )
-        return values.astype(np.float32)
+    def _born(self, table: str, row: int) -> np.ndarray:
+        if (table, row) not in self._unborn:
+            dim, how = self._tables[table].dim, self._tables[table].initializer
+            draw = np.random.default_rng([self._seed, row % 2**63, len(table)])
+            kinds = {"constant": lambda a, b, n: np.full(n, a), "uniform": draw.uniform, "normal": draw.normal}
+            self._unborn[table, row] = kinds[how.kind](how.a, how.b, dim).astype(np.float32)
+        return self._unborn[table, row]

@@ -1,0 +1,167 @@
+"""Exported models load and predict the same without ElasticDL."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.frameworks.conftest import FORMS, MODELS, Case, linear_batches, load
+from tests.frameworks.memory_rows import MemoryRows
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def in_plain_python(program: str, *arguments: str) -> None:
+    """Run a program that cannot import elasticdl."""
+    blocked = "import sys; sys.modules['elasticdl'] = None\n"
+    environment = os.environ | {"PYTHONPATH": ""}
+    command = [sys.executable, "-c", blocked + program, *arguments]
+    done = subprocess.run(command, cwd=Path(arguments[0]), env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+_CHECK_KERAS = """
+import keras, numpy as np
+model = keras.saving.load_model("model.keras")
+data = np.load("check.npz")
+features = {k: data[k] for k in ("x", "ids")} if "ids" in data else data["x"]
+np.testing.assert_allclose(keras.ops.convert_to_numpy(model(features)), data["expected"], rtol=1e-5, atol=1e-6)
+"""
+
+_CHECK_TORCH = """
+import numpy as np, torch
+from safetensors.torch import load_file
+
+class Linear(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.items = torch.nn.EmbeddingBag(50, 2, mode="mean")  # as the export's README says
+        self.dense = torch.nn.Linear(5, 1)
+
+    def forward(self, x, ids):
+        return self.dense(torch.cat([x, self.items(ids)], dim=1))
+
+model = Linear()
+model.load_state_dict(load_file("model.safetensors"))
+data = {k: torch.from_numpy(v) for k, v in np.load("check.npz").items()}
+torch.testing.assert_close(model(data["x"], data["ids"]), data["expected"])
+"""
+
+
+def trained(case: Case) -> None:
+    values, state = case.trainable.initial()
+    for batch in case.batches[:3]:
+        case.trainable.assign(values, state)
+        result = case.trainable.step(batch.features, batch.labels, case.rows)
+        values, state = values - np.float32(0.1) * result.gradients, result.state
+        for table, (ids, gradients) in result.rows.items():
+            case.rows.descend(table, ids, gradients, rate=0.1)
+    case.trainable.assign(values, state)
+
+
+def expect(case: Case, directory: Path) -> None:
+    """Beside the export: features and what the trainable predicts for them, ids without a row among them."""
+    features = case.batches[0].features
+    if isinstance(features, dict):
+        features = {"x": features["x"], "ids": np.arange(16).reshape(8, 2) + 30}
+    expected = case.trainable.predict(features, case.rows)
+    arrays = features if isinstance(features, dict) else {"x": features}
+    np.savez(directory / "check.npz", expected=expected, **arrays)
+
+
+def test_a_model_with_tables_becomes_a_plain_one(linear: Case, tmp_path: Path) -> None:
+    trained(linear)
+    names = linear.trainable.export(tmp_path, linear.rows)
+    expect(linear, tmp_path)
+    if linear.form == "keras":
+        assert "model.keras" in names
+        in_plain_python(_CHECK_KERAS, str(tmp_path))
+    elif linear.form == "torch":
+        assert "torch.nn.EmbeddingBag(50, 2" in (tmp_path / "README.md").read_text()
+        in_plain_python(_CHECK_TORCH, str(tmp_path))
+    else:  # the class itself uses elasticdl's layer: its tensors are exported by name
+        tensors = load_file(tmp_path / "model.safetensors")
+        np.testing.assert_array_equal(tensors["items/embeddings"], linear.rows.rows("items", np.arange(50)))
+        assert {t.shape for t in tensors.values()} == {(50, 2), (5, 1), (1,)}
+
+
+def test_a_model_without_tables_loads_as_it_is(digits: Case, tmp_path: Path) -> None:
+    trained(digits)
+    digits.trainable.export(tmp_path, digits.rows)
+    expect(digits, tmp_path)
+    if digits.form == "keras":
+        in_plain_python(_CHECK_KERAS, str(tmp_path))
+    elif digits.form == "subclass":
+        load_class = f"sys.path.insert(0, {str(MODELS)!r})\nfrom digits_subclass import Digits\n"
+        program = _CHECK_KERAS.replace('"model.keras")', '"model.keras", custom_objects={"Digits": Digits})')
+        in_plain_python(load_class + program, str(tmp_path))
+    else:
+        program = f"""
+sys.path.insert(0, {str(MODELS)!r})
+import numpy as np, torch
+from digits_torch import custom_model
+from safetensors.torch import load_file
+model = custom_model()
+model.load_state_dict(load_file("model.safetensors"))
+data = {{k: torch.from_numpy(v) for k, v in np.load("check.npz").items()}}
+torch.testing.assert_close(model.eval()(data["x"]), data["expected"])
+"""
+        in_plain_python(program, str(tmp_path))
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "subclass"])
+def test_open_ended_tables_are_files_of_ids_and_rows(form: str, tmp_path: Path) -> None:
+    code, trainable = load(f"linear_{form}", lambda: None, input_dim=None)
+    case = Case(form, code, trainable, linear_batches())
+    case.batches[0].features["ids"][0, 0] = 2**31 - 2
+    trained(case)
+    trainable.export(tmp_path, case.rows)
+    table = load_file(tmp_path / "items.safetensors")
+    np.testing.assert_array_equal(table["ids"], case.rows.ids("items"))
+    assert 2**31 - 2 in table["ids"]
+    np.testing.assert_array_equal(table["rows"], case.rows.rows("items", table["ids"]))
+    assert not any("items" in name for name in load_file(tmp_path / "model.safetensors"))
+
+
+def test_the_manifest_lists_every_file_with_its_digest(digits: Case, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("the user's own")
+    for _ in range(2):  # a second export replaces the first
+        names = digits.trainable.export(tmp_path, digits.rows)
+    assert names[-1] == "manifest.json"
+    assert {p.name for p in tmp_path.iterdir()} == {*names, "notes.txt"}
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert set(manifest["files"]) == set(names) - {"manifest.json"}
+    for name, entry in manifest["files"].items():
+        assert entry["sha256"] == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+    reference = json.loads((tmp_path / "model.json").read_text())
+    assert (reference["module"], reference["symbol"]) == (f"digits_{digits.form}", "custom_model")
+
+
+_KILLED = f"""
+import numpy as np, sys
+from pathlib import Path
+from elasticdl import faults
+from elasticdl.frameworks.model_file import ModelRequest, load_trainable
+faults.arm("worker")
+trainable = load_trainable(ModelRequest({str(MODELS)!r}, "digits_keras.custom_model"), 7)
+trainable.export(Path(sys.argv[1]), None)
+"""
+
+
+def test_an_export_killed_before_its_manifest_is_invisible_and_the_next_one_completes_it(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    environment = os.environ | {"ELASTICDL_FAULTS": "worker.before_manifest@worker:1"}
+    killed = subprocess.run([sys.executable, "-c", _KILLED, str(target)], cwd=REPOSITORY, env=environment)
+    assert killed.returncode == -9
+    assert target.exists() and not (target / "manifest.json").exists()
+    _, trainable = load("digits_keras", lambda: None)
+    names = trainable.export(target, MemoryRows(trainable.parameters))
+    assert {p.name for p in target.iterdir()} == set(names)
