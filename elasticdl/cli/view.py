@@ -41,8 +41,8 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Seven digits, as far as they say something."""
-    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.4g}"
+    """A whole number with its thousands marked, another one with six digits."""
+    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.6g}"
 
 
 def sparkline(values: Sequence[float]) -> str:
