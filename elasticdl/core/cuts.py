@@ -1,8 +1,8 @@
 """A cut: one moment at which every server holds the same batches of every shard.
 
 The barrier is on the servers: all hold their pushes and report their counters. Equal: all freeze, then go on. Unequal:
-each lets through what another one already has. Where that can't come, because its worker died in between, everybody is
-released, the batch is trained by another worker, and the cut is tried again.
+each lets through what another one already has. Where that can't come, because its worker died in between or stands
+before the barrier with another shard, everybody is released, the batch is trained, and the cut is tried again.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Cuts:
 
     def start(self, purpose: str, at: int) -> list[Command]:
         self.numbers += 1
+        self.failed = ""
         self.active = Cut(self.numbers, purpose, at)
         return [HoldServers(self.numbers, at)]
 
@@ -59,8 +60,10 @@ class Cuts:
         cut, self.active = self.active, None
         return [ReleaseServers(cut.number)] if cut is not None else []
 
-    def held(self, server: str, number: int, counters: Mapping[str, int], leased: Collection[str]) -> list[Command]:
-        """A server reports; `counters` are those of shards that are not closed, `leased` those somebody works on."""
+    def held(
+        self, server: str, number: int, counters: Mapping[str, int], unclosed: Collection[str], moving: Collection[str]
+    ) -> list[Command]:
+        """A server reports the next batch of each shard it has open; `moving` are the shards somebody works on."""
         cut = self.active
         if cut is None or cut.number != number:
             return [ReleaseServers(number, server)]
@@ -69,25 +72,35 @@ class Cuts:
         cut.held[server] = dict(counters)
         if set(cut.held) != set(self.servers):
             return []
-        return self._compare(leased)
+        return self._compare(unclosed, moving)
 
-    def check(self, leased: Collection[str]) -> list[Command]:
-        """A lease ended: see whether what is missing can still come."""
+    def check(self, unclosed: Collection[str], moving: Collection[str]) -> list[Command]:
+        """Leases may have ended: see whether what is missing can still come."""
         cut = self.active
         if cut is None or cut.phase is not Phase.ADVANCING:
             return []
-        return self._compare(leased)
+        return self._compare(unclosed, moving)
 
-    def _compare(self, leased: Collection[str]) -> list[Command]:
+    def give_way(self) -> list[Command]:
+        """Nothing moved for too long under the barrier: lift it until what servers have is committed."""
+        cut = self.active
+        if cut is None or not cut.held or cut.phase not in (Phase.HOLDING, Phase.ADVANCING):
+            return []
+        cut.phase = Phase.REPAIRING
+        cut.counters = {s: max(c.get(s, 0) for c in cut.held.values()) for h in cut.held.values() for s in h}
+        return [ReleaseServers(cut.number), Announce(f"cut {cut.number} waits: nothing moved while pushes were held")]
+
+    def _compare(self, unclosed: Collection[str], moving: Collection[str]) -> list[Command]:
         cut = self.active
         assert cut is not None
-        shards = {s for counters in cut.held.values() for s in counters}
+        # A shard may close between two servers' reports: it stands equal everywhere.
+        shards = {s for counters in cut.held.values() for s in counters if s in unclosed}
         most = {s: max(c.get(s, 0) for c in cut.held.values()) for s in shards}
         torn = {s for s in shards if any(c.get(s, 0) < most[s] for c in cut.held.values())}
         if not torn:
             cut.phase, cut.counters = Phase.CUTTING, most
             return [CutServers(cut.number, cut.purpose)]
-        if not torn <= set(leased):
+        if not torn <= set(moving):
             cut.phase, cut.counters = Phase.REPAIRING, {s: most[s] for s in torn}
             names = ", ".join(sorted(torn))
             return [

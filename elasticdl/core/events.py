@@ -6,9 +6,9 @@ Every event is a frozen dataclass of plain values, so that the journal can write
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,9 @@ class Holding:
 @dataclass(frozen=True)
 class Event:
     """Something that happened."""
+
+    # A loss may be NaN or infinite. JSON has no word for them; null could not be read back.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_inf_nan="constants")
 
 
 # What the cluster saw.
@@ -153,6 +156,17 @@ class ServerCut(Event):
     server: str
     cut: int
     detail: str = ""  # the file it wrote, for a saved cut
+    error: str = ""
+
+
+# What the shell did.
+
+
+@dataclass(frozen=True)
+class CheckpointPublished(Event):
+    """The manifest of a saved cut is on disk (or could not be written): the answer to `PublishCheckpoint`."""
+
+    directory: str
     error: str = ""
 
 

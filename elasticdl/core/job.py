@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elasticdl.core.commands import (
     Announce,
-    CloseLease,
     Command,
     DropView,
     FinishJob,
-    GrantLease,
     PublishCheckpoint,
     ReleaseServers,
     ReportMetrics,
@@ -21,9 +19,8 @@ from elasticdl.core.cuts import SAVE, VIEW, Cut, Cuts, Phase
 from elasticdl.core.evaluation import Evaluation
 from elasticdl.core.events import (
     BatchesCommitted,
-    BatchFailed,
+    CheckpointPublished,
     Event,
-    LeaseReturned,
     MasterStarted,
     ReplicaDropped,
     ReplicaGone,
@@ -31,12 +28,11 @@ from elasticdl.core.events import (
     ReplicaStarted,
     ServerCut,
     ServerHeld,
-    ShardCompleted,
     StopRequested,
     TimePassed,
 )
 from elasticdl.core.plan import Kind, Plan, Shard
-from elasticdl.core.replicas import BLAMED, CAUSES, CRASHED, OUT_OF_MEMORY, PREEMPTED, Budget, Replicas, State
+from elasticdl.core.replicas import BLAMED, CAUSES, CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, Budget, Replicas, State
 from elasticdl.core.shards import Shards, ShardsAdded, WorkerLost
 from elasticdl.job.names import replica_name
 
@@ -80,6 +76,7 @@ class Job:
     stopping: str = ""  # why a stop was asked for
     outcome: str = ""
     reason: str = ""
+    publishing: PublishCheckpoint | None = None  # a saved cut whose manifest is being written
     checkpoint: str = ""
     loss: float | None = None
     recoveries: list[Recovery] = field(default_factory=list)
@@ -103,11 +100,13 @@ class Job:
         if self.outcome:
             return []
         out = self._route(event, now)
-        out += self._follow(now)
-        for command in out:
-            if isinstance(command, FinishJob) and not self.outcome:
+        if not any(isinstance(c, FinishJob) for c in out):
+            out += self._follow(now)
+        for place, command in enumerate(out):
+            if isinstance(command, FinishJob):
                 self.outcome, self.reason = command.outcome, command.reason
                 self.replicas.finished = True
+                return out[: place + 1]  # what was decided after the end has no meaning
         return out
 
     # Questions.
@@ -115,14 +114,19 @@ class Job:
     def deadline(self) -> float | None:
         """When `TimePassed` should come next."""
         times = [t for t in [self.replicas.deadline()] if t is not None]
-        for r in self.replicas.joined("worker"):
-            idle = self.shards.idle_since(r.name)
-            if idle is not None:
-                times.append(idle + self.terms.budget.hang_seconds)
+        if not self._standing_still:
+            idle = [self.shards.idle_since(r.name) for r in self.replicas.joined("worker")]
+            times += [t + self.terms.budget.hang_seconds for t in idle if t is not None]
         return min(times, default=None)
 
     def lease(self, shard_id: str) -> Shard | None:
         return self.shards.leased.get(shard_id)
+
+    @property
+    def _standing_still(self) -> bool:
+        """The servers write: nobody can move, and nobody is hung."""
+        cut = self.cuts.active
+        return self.publishing is not None or (cut is not None and cut.phase is Phase.CUTTING)
 
     @property
     def servers_ready(self) -> bool:
@@ -140,18 +144,19 @@ class Job:
                 out = self._of_replicas(event, now)
                 if isinstance(event, MasterStarted):
                     out += self.shards.unanswered()
+                    out += [self.publishing] if self.publishing is not None else []
                 else:
                     out += self._hung(now)
                 return out
             case ReplicaStarted() | ReplicaDropped():
                 return self._of_replicas(event, now)
             case ServerHeld(server, number, counters):
-                open_shards = {s.id: s for s in self.shards.open_training()}
-                known = {s: n for s, n in counters if s in open_shards}
-                return self.cuts.held(server, number, known, self._leased())
+                return self.cuts.held(server, number, dict(counters), self._unclosed(), self.shards.worked_on())
             case ServerCut(server, number, detail, error):
                 cut = self.cuts.frozen(server, number, detail, error)
                 return self._cut_done(cut, now) if cut is not None else []
+            case CheckpointPublished(directory, error):
+                return self._published(directory, error)
             case StopRequested(reason):
                 return self._stop(reason)
             case BatchesCommitted(loss=loss):
@@ -160,8 +165,6 @@ class Job:
                 out = self.shards.handle(event, now)
                 self._recovered(event.shard, now)
                 return out
-            case ShardCompleted() | BatchFailed() | LeaseReturned():
-                return self.shards.handle(event, now)
             case _:
                 return self.shards.handle(event, now)
 
@@ -181,7 +184,9 @@ class Job:
             return []
         out = self.replicas.handle(event, now)
         if self.replicas.replicas[event.name].role == "ps":
-            out += [TellMembers(event.name), *self.cuts.joined(event.name)]
+            out.append(TellMembers(event.name))
+            if self.publishing is None:  # else it keeps holding: the manifest is about this moment
+                out += self.cuts.joined(event.name)
             if self.servers_ready and self.shards.paused:
                 self.shards.paused = False
                 out += [TellMembers(), *self.shards.resume(now)]
@@ -193,14 +198,14 @@ class Job:
         if r is None or r.state is State.GONE or (r.uid and event.uid and r.uid != event.uid):
             return []
         assert event.cause in CAUSES, event.cause
-        if r.role == "ps" and r.state is not State.STOPPING:
-            tail = "\n".join(event.last_lines)
-            why = f"parameter server {event.name} is gone ({event.reason}) and its parameters with it"
-            return [FinishJob(FAILED, f"{why}\n{tail}".rstrip())]
         held = any(s.worker == event.name for s in self.shards.leased.values())
-        blame = held and event.cause in (CRASHED, OUT_OF_MEMORY)
+        grows = event.cause == OUT_OF_MEMORY and self.replicas.can_grow(event.name)
+        blame = held and event.cause in (CRASHED, OUT_OF_MEMORY) and not grows
+        seat = self.shards.seats.get(event.name)
         if blame and event.cause == CRASHED:
-            event = ReplicaGone(event.name, event.uid, BLAMED, event.reason, event.last_lines)
+            event = replace(event, cause=BLAMED)
+        elif event.cause == FINISHED and seat is not None and seat.leaving:
+            event = replace(event, cause=PREEMPTED)  # it was asked to go, and went in good order
         out = self.replicas.handle(event, now)
         reason = "\n".join([f"{event.name}: {event.reason}", *event.last_lines]) if blame else event.reason
         return out + self._worker_lost(event.name, reason, blame, now)
@@ -209,8 +214,7 @@ class Job:
         mine = [s.id for s in self.shards.leased.values() if s.worker == worker and s.kind is Kind.TRAIN]
         if worker in self.shards.seats:
             self.recoveries.append(Recovery(worker, now, mine))
-        out = self.shards.handle(WorkerLost(worker, reason, blame), now)
-        return out + self.cuts.check(self._leased())
+        return self.shards.handle(WorkerLost(worker, reason, blame), now)
 
     def _recovered(self, shard_id: str, now: float) -> None:
         for r in self.recoveries:
@@ -220,16 +224,19 @@ class Job:
     def _hung(self, now: float) -> list[Command]:
         """Liveness is progress: who holds a lease and does not move is replaced."""
         out: list[Command] = []
+        if self._standing_still:
+            return out
         limit = self.terms.budget.hang_seconds
-        cut = self.cuts.active
-        if cut is not None and cut.phase in (Phase.ADVANCING, Phase.CUTTING):
-            return out  # pushes are held: nobody can move
-        for r in self.replicas.joined("worker"):
-            idle = self.shards.idle_since(r.name)
-            if idle is not None and now - idle >= limit:
-                reason = f"no batch finished for {limit:g} s"
-                self.replicas.replace(r.name, PREEMPTED, reason, now, out)
-                out += self._worker_lost(r.name, reason, False, now)
+        idle = {r.name: self.shards.idle_since(r.name) for r in self.replicas.joined("worker")}
+        hung = [name for name, since in idle.items() if since is not None and now - since >= limit]
+        lifted = self.cuts.give_way() if hung else []
+        if lifted:  # pushes were held: who is really hung shows itself without the barrier
+            self.shards.rest(now)
+            return lifted
+        for name in hung:
+            reason = f"no batch finished for {limit:g} s"
+            self.replicas.replace(name, PREEMPTED, reason, now, out)
+            out += self._worker_lost(name, reason, False, now)
         if out:
             out += self.replicas.handle(TimePassed(), now)
         return out
@@ -237,14 +244,12 @@ class Job:
     # What follows.
 
     def _follow(self, now: float) -> list[Command]:
-        out: list[Command] = []
-        if self.outcome:
-            return out
+        out = self.cuts.check(self._unclosed(), self.shards.worked_on())
         out += self.cuts.repaired({s.id: s.next_batch for s in self.shards.open_training()})
         while self.shards.results:
             shard, result = self.shards.results.pop(0)
             out += self._finished(shard, result, now)
-        if self.shards.paused or self.cuts.active is not None:
+        if self.shards.paused or self.cuts.active is not None or self.publishing is not None:
             return out
         if self.stopping:
             return out + self.cuts.start(SAVE, 0)
@@ -281,15 +286,28 @@ class Job:
     def _cut_done(self, cut: Cut, now: float) -> list[Command]:
         ahead = {s.id: s.next_batch for s in self.shards.open_training()}
         version = self.shards.version + sum(n - ahead[s] for s, n in cut.counters.items() if s in ahead)
-        out: list[Command] = [ReleaseServers(cut.number)]
+        self.shards.rest(now)
         if cut.purpose == VIEW:
+            out: list[Command] = [ReleaseServers(cut.number)]
             out += self.shards.handle(ShardsAdded(self.evaluation.opened(cut.number, version)), now)
             return out
+        if version == 0:
+            return [FinishJob(STOPPED, f"{self.stopping}; nothing was trained yet")]
         if self.cuts.failed:
-            return [*out, FinishJob(FAILED, f"the checkpoint could not be written: {self.cuts.failed}")]
+            return [FinishJob(FAILED, f"the checkpoint could not be written: {self.cuts.failed}")]
         counters, files = tuple(sorted(cut.counters.items())), tuple(sorted(cut.frozen.items()))
+        self.publishing = PublishCheckpoint(cut.number, version, counters, files)
+        return [self.publishing]
+
+    def _published(self, directory: str, error: str) -> list[Command]:
+        if self.publishing is None:
+            return []
+        version = self.publishing.version
+        if error:
+            return [FinishJob(FAILED, f"the checkpoint could not be written: {error}")]
+        self.checkpoint = directory
         return [
-            PublishCheckpoint(cut.number, version, counters, files),
+            Announce(f"the checkpoint of version {version} is in {directory}"),
             FinishJob(STOPPED, f"{self.stopping}; the checkpoint holds version {version}"),
         ]
 
@@ -305,8 +323,5 @@ class Job:
             out += self.cuts.cancel()
         return out
 
-    def _leased(self) -> set[str]:
-        return {s.id for s in self.shards.leased.values()}
-
-
-__all__ = ["CloseLease", "GrantLease", "Job", "Terms"]
+    def _unclosed(self) -> set[str]:
+        return {s.id for s in self.shards.open_training()}

@@ -1,7 +1,7 @@
 """The life of each replica: launched, running, joined, gone; who comes back, under which name, and why.
 
 Crashes have a budget and back off; preemption and loss have neither. A worker comes back under the next free index
-(`worker-2`), a server under its own.
+(`worker-2`). A server that is lost takes its parameters along: that ends the job.
 """
 
 from __future__ import annotations
@@ -128,6 +128,10 @@ class Replicas:
     def joined(self, role: str) -> list[Replica]:
         return [r for r in self.replicas.values() if r.role == role and r.state is State.JOINED]
 
+    def can_grow(self, name: str) -> bool:
+        """Whether a replica that ran out of memory may come back with more of it."""
+        return self.budget.raise_memory and self.slots[self.replicas[name].slot].memory_raises < MEMORY_RAISES
+
     def wanted(self, role: str) -> int:
         return sum(1 for s in self.slots if s.role == role)
 
@@ -210,13 +214,19 @@ class Replicas:
         slot.replica, slot.due = "", now
         slot.reason = f"{r.name} is gone: {reason}"
         self.losses += 1
-        if cause == OUT_OF_MEMORY and self.budget.raise_memory and slot.memory_raises < MEMORY_RAISES:
+        tail = "\n".join(last_lines)
+        if r.role == "ps":
+            why = f"parameter server {r.name} is gone ({reason}) and its parameters with it"
+            self.finished = True
+            out.append(FinishJob("failed", f"{why}\n{tail}".rstrip()))
+            return
+        if cause == OUT_OF_MEMORY and self.can_grow(r.name):
             slot.memory_raises += 1
             slot.reason += f"; it comes back with {MEMORY_GROWTH**slot.memory_raises:g} times the memory"
         elif cause not in (PREEMPTED, BLAMED):
             slot.crashes += 1
             if slot.crashes > self.budget.crashes:
-                tail = "\n".join(last_lines)
+                self.finished = True
                 out.append(FinishJob("failed", f"{r.name} failed {slot.crashes} times: {reason}\n{tail}".rstrip()))
                 return
             wait = BACKOFF_SECONDS[min(slot.crashes, len(BACKOFF_SECONDS)) - 1]

@@ -64,6 +64,10 @@ class Search:
     probing: int = 0  # the probe covers [low, probing)
     confirmed: bool = False  # the range itself was seen to crash
 
+    @property
+    def over(self) -> bool:
+        return self.confirmed and self.high - self.low == 1
+
 
 @dataclass
 class Seat:
@@ -122,8 +126,8 @@ class Shards:
             case ShardsAdded(shards):
                 for s in shards:
                     insort(self.waiting, s, key=_order)
-            case RecordIdentified(shard, _, record, name):
-                self._identified(shard, record, name, out)
+            case RecordIdentified(shard, position, record, name):
+                self._identified(shard, position, record, name, out)
             case _:
                 return []
         self._grant(now, out)
@@ -157,6 +161,19 @@ class Shards:
         moved = [s.since for s in self.leased.values() if s.worker == worker]
         return max(moved) if moved else None
 
+    def worked_on(self) -> set[str]:
+        """The oldest lease of each worker. Those behind it wait for as long as its pushes are held."""
+        first: dict[str, Shard] = {}
+        for s in self.leased.values():
+            if s.worker not in first or s.turn < first[s.worker].turn:
+                first[s.worker] = s
+        return {s.id for s in first.values()}
+
+    def rest(self, now: float) -> None:
+        """Nobody could move until now: count every worker's idle time from here."""
+        for s in self.leased.values():
+            s.since = now
+
     def resume(self, now: float) -> list[Command]:
         """Lease out what can be leased, after `paused` or `draining` changed."""
         out: list[Command] = []
@@ -165,13 +182,17 @@ class Shards:
 
     def unanswered(self) -> list[Command]:
         """Questions to the shell that a restart may have lost."""
-        return [IdentifyRecord(i, s.low) for i, s in self.searches.items() if s.confirmed and s.high - s.low == 1]
+        return [IdentifyRecord(i, s.low) for i, s in self.searches.items() if s.over]
 
     # Steps.
 
     def _joined(self, name: str, holdings: tuple[Holding, ...], capacity: int, now: float, out: list[Command]) -> None:
-        self.seats[name] = Seat(capacity, self.seats[name].leaving if name in self.seats else False)
+        leaving = capacity == 0 or (name in self.seats and self.seats[name].leaving)
+        self.seats[name] = Seat(capacity, leaving)
         known = {h.shard for h in holdings}
+        for s in self.leased.values():
+            if s.worker == name:
+                s.since = now  # it could not report before
         for h in holdings:
             held = self._held(name, h.shard, h.attempt)
             if held is None:
@@ -182,7 +203,6 @@ class Shards:
                 self._committed(name, h.shard, h.attempt, h.next_batch, now, out)
         for s in sorted(self.leased.values(), key=lambda s: s.turn):
             if s.worker == name and s.id not in known:
-                s.since = now
                 out.append(GrantLease(name, s.id, s.attempt, "the worker did not have its lease yet"))
 
     def _lost(self, worker: str, reason: str, blame: bool, out: list[Command]) -> None:
@@ -232,6 +252,8 @@ class Shards:
 
     def _completed(self, worker: str, shard_id: str, attempt: int, result: str, out: list[Command]) -> None:
         s = self._held(worker, shard_id, attempt)
+        if s is not None and s.kind is Kind.TRAIN:
+            return  # only its batches can finish it
         out.append(CloseLease(worker, shard_id, attempt))
         if s is None:
             return
@@ -294,7 +316,7 @@ class Shards:
             return
         else:
             search.low, search.confirmed = search.probing, False
-        if search.high - search.low == 1 and search.confirmed:
+        if search.over:
             out.append(IdentifyRecord(probe.payload, search.low))
         else:
             self._probe(probe.payload, out)
@@ -305,9 +327,10 @@ class Shards:
         insort(self.waiting, search.shard, key=_order)
         return search
 
-    def _identified(self, shard_id: str, record: int, name: str, out: list[Command]) -> None:
-        if shard_id not in self.searches:
-            return
+    def _identified(self, shard_id: str, position: int, record: int, name: str, out: list[Command]) -> None:
+        found = self.searches.get(shard_id)
+        if found is None or not found.over or found.low != position:
+            return  # the answer to an older search
         search = self._give_up(shard_id)
         if any(b.record == record for b in self.bad_records):
             return

@@ -98,6 +98,9 @@ class Ledger:
     # What the master says.
 
     def opened(self, shard: str, attempt: int, next_batch: int, batches: int) -> None:
+        _, epoch, index = shard.split("/")
+        if int(epoch) < self.first_epoch or int(index) in self.closed.get(int(epoch), ()):
+            return
         entry = self.entries.get(shard)
         if entry is None:
             if next_batch:

@@ -317,6 +317,7 @@ class World:
                 self.metrics.append(version)
             case c.PublishCheckpoint():
                 self.published = effect
+                self.clock.after(0.05, lambda: self.hear(e.CheckpointPublished("checkpoint")))
             case c.Announce(text):
                 self.announced.append(text)
             case c.FinishJob(outcome, reason):
