@@ -134,8 +134,11 @@ class Master:
             case c.ReportMetrics(version, metrics):
                 log.info(loglines.evaluation_metrics(version, json.loads(metrics)))
             case c.PublishCheckpoint(_, version, counters, files):
-                self.job.checkpoint = self.actions.publish(self.job, version, counters, files)
-                self._announce(f"the checkpoint of version {version} is in {self.job.checkpoint}")
+                try:
+                    published = e.CheckpointPublished(self.actions.publish(self.job, version, counters, files))
+                except OSError as error:
+                    published = e.CheckpointPublished("", f"{error.filename}: {error.strerror or error}")
+                self._inbox.put_nowait(published)
             case c.Announce(text):
                 self._announce(text)
             case c.FinishJob(outcome, reason):
