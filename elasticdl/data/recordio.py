@@ -10,11 +10,11 @@ import gzip
 import struct
 import zlib
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 
 import cramjam
-import numpy as np
 
 from elasticdl.data import snappy
 from elasticdl.data.files import Handle, Record
@@ -77,13 +77,12 @@ class RecordIOFile:
     def __init__(self, path: Path) -> None:
         self._handle = Handle(path)
         self.size_bytes = self._handle.size_bytes
-        self._offsets, ends = _index(self._handle)
-        self._ends = np.frombuffer(ends, dtype=np.int64)  # records up to and including each chunk
-        self.records = ends[-1]
+        self._offsets, self._ends = _index(self._handle)
+        self.records = self._ends[-1]
         self._last: tuple[int, bytes | bytearray] = (-1, b"")  # neighbouring ranges often share a chunk
 
     def read(self, start: int, end: int) -> list[Record]:
-        first, last = (int(i) for i in np.searchsorted(self._ends, (start, end - 1), side="right"))
+        first, last = bisect_right(self._ends, start), bisect_right(self._ends, end - 1)
         found: list[Record] = []
         chunk = first
         while chunk <= last:
@@ -99,8 +98,8 @@ class RecordIOFile:
         base = self._offsets[chunk]
         span: memoryview | None = None
         for number in range(chunk, stop):
-            before = int(self._ends[number - 1]) if number else 0
-            count = int(self._ends[number]) - before
+            before = self._ends[number - 1] if number else 0
+            count = self._ends[number] - before
             offset = self._offsets[number]
             cached, raw = self._last
             if cached != number:
@@ -138,9 +137,10 @@ def split_records(raw: bytes | bytearray, count: int, start: int, end: int) -> l
         return None
     (length,) = _LENGTH.unpack_from(raw)
     if (length + 4) * count == len(raw):
-        prefixes = np.frombuffer(raw, dtype=np.uint8).reshape(count, length + 4)[:, :4]
-        if (np.ascontiguousarray(prefixes).view("<u4") == length).all():
-            rows = memoryview(raw)[start * (length + 4) : end * (length + 4)]
+        # Four slices, each with one byte of every length prefix: equal lengths without a loop in Python.
+        stride = length + 4
+        if all(raw[place::stride][:count] == raw[place : place + 1] * count for place in range(4)):
+            rows = memoryview(raw)[start * stride : end * stride]
             return [record for (record,) in struct.iter_unpack(f"4x{length}s", rows)]
     found = []
     position = 0
