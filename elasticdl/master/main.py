@@ -26,7 +26,7 @@ from elasticdl.master.master import Master
 from elasticdl.master.resume import restored
 from elasticdl.ps.snapshot import write_durably
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
-from elasticdl.wire.link import OPTIONS
+from elasticdl.wire.link import SERVER_OPTIONS
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ async def _run(spec: JobSpec, paths: names.JobPaths) -> int:
     if journal.fact("started_at") is None:
         journal.remember("started_at", master.chronicle.started_at)
     address = os.environ[names.ENV_MASTER_ADDR]
-    server = grpc.aio.server(options=OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     add_ControlServicer_to_server(master.streams, server)  # type: ignore[no-untyped-call]
     if server.add_insecure_port(address) == 0:
         raise JobFailed(f"the master cannot listen at {address}")

@@ -175,7 +175,7 @@ class Master:
 
     async def end(self) -> None:
         """Tell everybody that it is over, and see them go."""
-        self.streams.broadcast(pb.ToReplica(shutdown=pb.Shutdown(reason=f"the job {self.job.outcome}")))
+        self.streams.say_goodbye(f"the job {self.job.outcome}")
         grace = END_SECONDS if self.job.outcome != "failed" else 2.0
         with contextlib.suppress(TimeoutError, Unreachable):
             await asyncio.wait_for(self._all_gone(), grace)

@@ -38,25 +38,31 @@ class Streams(ControlServicer):
         self._status_seconds = status_seconds
         self._outboxes: dict[str, Outbox] = {}
         self._over = asyncio.Event()
+        self._goodbye: pb.ToReplica | None = None
 
     def send(self, replica: str, message: pb.ToReplica) -> None:
         outbox = self._outboxes.get(replica)
         if outbox is not None:
             outbox.put_nowait(message)
 
-    def broadcast(self, message: pb.ToReplica) -> None:
+    def say_goodbye(self, reason: str) -> None:
+        """Tell everybody that it is over: who is here, and who comes back later."""
+        self._goodbye = pb.ToReplica(shutdown=pb.Shutdown(reason=reason))
         for outbox in self._outboxes.values():
-            outbox.put_nowait(message)
+            outbox.put_nowait(self._goodbye)
 
     def finish(self) -> None:
         """No more status: watchers get the last one."""
         self._over.set()
 
-    async def Connect(
-        self, request_iterator: AsyncIterator[pb.FromReplica], context: Any
-    ) -> AsyncIterator[pb.ToReplica]:
+    async def Connect(self, request_iterator: AsyncIterator[pb.FromReplica], context: Any) -> None:
+        # Not a generator: a cancelled call would leave it at its `yield` until somebody collects it.
         await self._authenticate(context)
-        hello = (await anext(aiter(request_iterator))).hello
+        first = await anext(aiter(request_iterator), None)
+        if first is None or first.WhichOneof("body") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream starts with Hello")
+            return
+        hello = first.hello
         name = hello.replica
         if hello.protocol != PROTOCOL:
             what = f"{name} speaks protocol {hello.protocol}, this master {PROTOCOL}: use one version of ElasticDL"
@@ -71,11 +77,13 @@ class Streams(ControlServicer):
         if old is not None:
             old.put_nowait(None)
         outbox.put_nowait(pb.ToReplica(welcome=pb.Welcome(master_epoch=self._epoch)))
-        self._hear(event_of(name, pb.FromReplica(hello=hello)))
+        if self._goodbye is not None:
+            outbox.put_nowait(self._goodbye)
+        self._hear(event_of(name, first))
         reader = asyncio.create_task(self._read(name, outbox, request_iterator))
         try:
             while (message := await outbox.get()) is not None:
-                yield message
+                await context.write(message)
         finally:
             reader.cancel()
             if self._outboxes.get(name) is outbox:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Any
 
 import grpc
 
@@ -19,12 +20,22 @@ log = logging.getLogger(__name__)
 OPTIONS = (
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.ping_timeout_ms", 5000),  # newer gRPC looks at this one, and waits a minute without it
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
+)
+# Without the last three a server cuts clients that ping a silent stream, and two masters could share one port.
+SERVER_OPTIONS = (
+    *OPTIONS,
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 100),
+    # The launcher keeps the port bound for the life of the job, so it must be shared; that there is only one
+    # master is the journal's lock to see to.
+    ("grpc.so_reuseport", 1),
 )
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.05, 1.0
 NO = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
@@ -40,66 +51,85 @@ class Link:
         hello: Callable[[], pb.FromReplica],
         receive: Callable[[pb.ToReplica], None],
         patience_seconds: float,
+        options: Sequence[tuple[str, Any]] = OPTIONS,
     ) -> None:
         self.address, self.token = address, token
         self.hello, self.receive = hello, receive
-        self.patience_seconds = patience_seconds
+        self.patience_seconds, self.options = patience_seconds, options
+        self.broken = asyncio.Event()  # set while there is no stream after there was one
         self._outbox: asyncio.Queue[pb.FromReplica | None] | None = None
+        self._closing = False
+        self._over = asyncio.Event()
 
     def send(self, message: pb.FromReplica) -> None:
         """Send on the open stream. Without one the message is dropped: the next Hello says what matters."""
         if self._outbox is not None:
             self._outbox.put_nowait(message)
 
-    async def drain(self, seconds: float) -> None:
-        """Wait until what was sent has left, so that a replica may exit."""
-        outbox = self._outbox
-        if outbox is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(outbox.join(), seconds)
+    async def close(self, seconds: float) -> None:
+        """Let the master read what was said, or the Hello that says it again, and end the stream in order.
+
+        A stream that is merely cancelled takes with it what the other side has not read yet.
+        """
+        self._closing = True
+        if self._outbox is not None:
+            self._outbox.put_nowait(None)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
 
     async def run(self) -> None:
-        """Keep the stream open for ever; raises Refused when the master says no, Unreachable when it stays away."""
+        """Keep the stream open until closed; raises Refused when the master says no, Unreachable when it stays away."""
+        try:
+            await self._run()
+        finally:
+            self._over.set()
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        last_seen, wait = loop.time(), FIRST_RETRY_SECONDS
-        async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
+        away_since, wait = loop.time(), FIRST_RETRY_SECONDS
+        async with grpc.aio.insecure_channel(self.address, options=list(self.options)) as channel:
             while True:
+                welcome = False
                 try:
-                    async for message in self._stream(channel):
-                        last_seen, wait = loop.time(), FIRST_RETRY_SECONDS
-                        self.receive(message)
+                    async with contextlib.aclosing(self._stream(channel)) as messages:
+                        async for message in messages:
+                            welcome = True
+                            self.receive(message)
+                    if self._closing:
+                        return
                     reason = "the master closed the stream"
                 except grpc.aio.AioRpcError as error:
                     if error.code() in NO:
                         raise Refused(f"the master at {self.address} refused: {error.details()}") from error
                     reason = f"{error.code().name.lower()}: {error.details()}"
-                finally:
-                    self._outbox = None
-                silent = loop.time() - last_seen
-                if silent > self.patience_seconds:
-                    raise Unreachable(f"no master at {self.address} for {silent:.0f} s ({reason})")
+                now = loop.time()
+                if welcome:  # however silent the stream was, the master was there until now
+                    away_since, wait = now, FIRST_RETRY_SECONDS
+                if now - away_since > self.patience_seconds:
+                    raise Unreachable(f"no master at {self.address} for {now - away_since:.0f} s ({reason})")
                 log.info("Stream to the master broke (%s); trying again", reason)
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, LAST_RETRY_SECONDS)
 
-    async def _stream(self, channel: grpc.aio.Channel) -> AsyncIterator[pb.ToReplica]:
+    async def _stream(self, channel: grpc.aio.Channel) -> AsyncGenerator[pb.ToReplica, None]:
         outbox: asyncio.Queue[pb.FromReplica | None] = asyncio.Queue()
-        outbox.put_nowait(self.hello())
-        self._outbox = outbox
 
         async def messages() -> AsyncIterator[pb.FromReplica]:
-            while True:
-                message = await outbox.get()
-                if message is None:
-                    return
+            while (message := await outbox.get()) is not None:
                 yield message
-                outbox.task_done()
 
         call = ControlStub(channel).Connect(  # type: ignore[no-untyped-call]
             messages(), metadata=auth.metadata(self.token)
         )
+        outbox.put_nowait(self.hello())
+        if self._closing:
+            outbox.put_nowait(None)
+        self._outbox = outbox
+        self.broken.clear()
         try:
             async for message in call:
                 yield message
         finally:
             call.cancel()
+            self._outbox = None
+            self.broken.set()

@@ -33,7 +33,7 @@ class Control:
     def close(self, seconds: float = 2.0) -> None:
         """Let what was said last get out, then stop."""
         if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._link.drain(seconds), self._loop).result(seconds + 1)
+            asyncio.run_coroutine_threadsafe(self._link.close(seconds), self._loop).result(seconds + 1)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(seconds)
 
