@@ -52,6 +52,7 @@ class Terms:
     max_bad_records: int = 0
     export: bool = False
     budget: Budget = field(default_factory=Budget)
+    audit: bool = False
 
 
 @dataclass
@@ -73,6 +74,8 @@ class Job:
     evaluation: Evaluation
     exported: str = ""  # where the model was written
     exporting: bool = False
+    audited: str = ""  # what the audit found
+    auditing: bool = False
     stopping: str = ""  # why a stop was asked for
     outcome: str = ""
     reason: str = ""
@@ -258,6 +261,11 @@ class Job:
         if at is not None:
             return out + self.cuts.start(VIEW, at)
         if over and self.evaluation.over(version):
+            if self.terms.audit and not self.audited:
+                if not self.auditing:
+                    self.auditing = True
+                    out += self.shards.handle(ShardsAdded((Shard(Kind.AUDIT, 0, 0, 0, 0, 1),)), now)
+                return out
             if self.terms.export and not self.exported:
                 if not self.exporting:
                     self.exporting = True
@@ -278,6 +286,9 @@ class Job:
             finished = self.evaluation.summarized(result)
             if finished is not None:
                 out += [ReportMetrics(finished.version, result), DropView(finished.cut)]
+        elif shard.kind is Kind.AUDIT:
+            self.audited = result
+            out.append(Announce(f"audit: {result}"))
         elif shard.kind is Kind.EXPORT:
             self.exported = result
             out.append(Announce(f"the model is in {result}"))

@@ -9,6 +9,7 @@ from enum import StrEnum
 class Kind(StrEnum):
     """What a worker is asked to do with a shard; the order is the order of urgency."""
 
+    AUDIT = "audit"
     EXPORT = "export"
     SUMMARIZE = "summarize"
     EVALUATE = "evaluate"

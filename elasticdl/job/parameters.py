@@ -14,8 +14,8 @@ class _Frozen(BaseModel):
 class OptimizerSpec(_Frozen):
     """One optimizer, in the terms of the Keras or torch object it was read from.
 
-    `flavour` decides where the two libraries differ: Keras Adagrad divides by sqrt(acc + eps), torch by sqrt(acc) + eps;
-    Keras Adam adds eps to sqrt(v) before the bias correction is divided out, torch after.
+    `flavour` decides where the two libraries differ: Keras Adagrad divides by sqrt(acc + eps), torch by
+    sqrt(acc) + eps; Keras Adam adds eps to sqrt(v) before the bias correction is divided out, torch after.
     """
 
     kind: Literal["sgd", "adagrad", "adam"]
@@ -64,6 +64,7 @@ class TableSpec(_Frozen):
     dim: int = Field(ge=1)
     initializer: InitializerSpec = InitializerSpec()
     input_dim: int | None = None  # known number of ids, where the layer gives one; needed to export a plain layer
+    optimizer: OptimizerSpec | None = None  # where it is not the model's
 
 
 class ParametersSpec(_Frozen):

@@ -42,7 +42,7 @@ def terms_of(spec: JobSpec, training_records: int, validation_records: int) -> T
     )
     return Terms(
         str(spec.job_name), spec.num_workers, spec.num_ps_pods, plan, validation_records, spec.evaluation_steps,
-        spec.max_bad_records, bool(spec.output), budget,
+        spec.max_bad_records, bool(spec.output), budget, spec.audit,
     )  # fmt: skip
 
 

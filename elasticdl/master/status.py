@@ -44,6 +44,8 @@ def phase(job: Job) -> str:
         return "stopping"
     if job.shards.paused or (not job.shards.version and not job.shards.leased):
         return "starting"
+    if job.auditing and not job.audited:
+        return "auditing"
     if job.exporting:
         return "exporting"
     if job.shards.trained_out:
@@ -75,6 +77,7 @@ def status(job: Job, chronicle: Chronicle, now: float, master_starts: int) -> pb
         started_at=chronicle.started_at,
         now=now,
         output=job.exported,
+        audit=job.audited,
         checkpoint=job.checkpoint,
         master_starts=master_starts,
     )

@@ -30,8 +30,8 @@ def native_optimizer(spec: OptimizerSpec) -> _native.Optimizer:
     )  # fmt: skip
 
 
-def _store(table: TableSpec, optimizer: _native.Optimizer, seed: int) -> _native.RowStore:
-    start = table.initializer
+def _store(table: TableSpec, spec: OptimizerSpec, seed: int) -> _native.RowStore:
+    start, optimizer = table.initializer, native_optimizer(spec)
     return _native.RowStore(table.dim, optimizer, start.kind, start.a, start.b, table_seed(seed, table.name))
 
 
@@ -49,7 +49,8 @@ class Parameters:
         self.weights: Floats = np.zeros(n, np.float32)
         self.slots: Floats = np.full(n * self.optimizer.slots, self.optimizer.slot_start, np.float32)
         self.state: Floats = np.zeros(len(self.state_index), np.float32)
-        self.tables = [_store(t, self.optimizer, seed) for t in spec.tables]
+        self._table_optimizers = [t.optimizer or spec.optimizer for t in spec.tables]
+        self.tables = [_store(t, o, seed) for t, o in zip(spec.tables, self._table_optimizers, strict=True)]
         self._views: dict[int, tuple[Floats, Floats, list[int]]] = {}
 
     def pull(self, view: int = 0) -> tuple[Floats, Floats]:
@@ -76,7 +77,7 @@ class Parameters:
         _native.update_dense(self.weights, self.slots, gradients, self.optimizer, rate, step)
         self.state += state
         for table, (ids, grads) in rows.items():
-            self.tables[table].push(ids, grads, rate, step)
+            self.tables[table].push(ids, grads, self._table_optimizers[table].learning_rate, step)
 
     def export(self, table: int, start: int) -> tuple[Ids, Floats]:
         """Ids and weights of some rows from row `start` on; none when there are no more."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from elasticdl.data.dataset import Dataset
 from elasticdl.data.ranges import RangeReader, epoch_order
@@ -23,7 +24,11 @@ AHEAD = 2
 class Minibatch:
     features: Any
     labels: Any
-    records: int
+    numbers: npt.NDArray[np.int64]  # which records of the data set it is made of
+
+    @property
+    def records(self) -> int:
+        return len(self.numbers)
 
 
 class Source:
@@ -34,18 +39,29 @@ class Source:
         self._epoch = -1
         self._ranges: RangeReader | None = None
 
-    def read(self, epoch: int, start: int, stop: int, bad_records: tuple[int, ...] = ()) -> list[Any]:
-        """Records at these positions of the epoch, less those set aside."""
+    def read(
+        self, epoch: int, start: int, stop: int, bad_records: tuple[int, ...] = ()
+    ) -> tuple[list[Any], npt.NDArray[np.int64]]:
+        """Records at these positions of the epoch and their numbers, less those set aside."""
         shuffle = self.spec.shuffle and self.mode == "training"
         if self._ranges is None or epoch != self._epoch:
             size = self.spec.shard_records
             self._order = epoch_order(self.dataset, epoch, seed=self.spec.seed, shard_records=size, shuffle=shuffle)
             self._ranges, self._epoch = RangeReader(self.reader, self.dataset, self._order, size), epoch
-        records = self._ranges.read(start, stop)
+        records, numbers = self._ranges.read(start, stop), self._order.records(start, stop)
         if bad_records:
-            keep = ~np.isin(self._order.records(start, stop), bad_records)
-            records = [r for r, k in zip(records, keep.tolist(), strict=True) if k]
-        return records
+            keep = ~np.isin(numbers, bad_records)
+            records, numbers = [r for r, k in zip(records, keep.tolist(), strict=True) if k], numbers[keep]
+        return records, numbers
+
+
+def load(source: Source, epoch: int, start: int, stop: int, bad_records: tuple[int, ...], feed: Feed) -> Minibatch:
+    """Read and feed the records at these positions."""
+    records, numbers = source.read(epoch, start, stop, bad_records)
+    if not records:
+        return Minibatch(None, None, numbers)
+    features, labels = feed(records, source.mode, source.reader.metadata)
+    return Minibatch(features, labels, numbers)
 
 
 class Ahead:
@@ -83,8 +99,4 @@ class Ahead:
         start = work.start + batch * self._minibatch
         stop = min(start + self._minibatch, work.stop)
         epoch = work.round if source.mode == "training" else 0
-        records = source.read(epoch, start, stop, work.bad_records)
-        if not records:
-            return Minibatch(None, None, 0)
-        features, labels = self._feed(records, source.mode, source.reader.metadata)
-        return Minibatch(features, labels, len(records))
+        return load(source, epoch, start, stop, work.bad_records, self._feed)

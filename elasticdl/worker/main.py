@@ -20,7 +20,8 @@ from elasticdl.job import names
 from elasticdl.job.loglines import configure_logging
 from elasticdl.job.spec import JobSpec
 from elasticdl.ps.client import Client
-from elasticdl.worker.batches import Source
+from elasticdl.worker import audit
+from elasticdl.worker.batches import Source, load
 from elasticdl.worker.control import Control
 from elasticdl.worker.session import Session
 from elasticdl.worker.sources import open_source
@@ -60,7 +61,7 @@ def _work(spec: JobSpec, replica: str, directory: Path) -> int:
     def sample() -> Arrays:
         """Features of the first records, for models that learn their shapes from data."""
         count = min(spec.minibatch_size, training.dataset.records)
-        return code.feed(training.read(0, 0, count), "training", training.reader.metadata)[0]
+        return load(training, 0, 0, count, (), code.feed).features
 
     model = load_trainable(code, spec.seed, sample)
     session = Session(replica, uuid.uuid4().hex, CAPACITY)
@@ -72,14 +73,11 @@ def _work(spec: JobSpec, replica: str, directory: Path) -> int:
 
     signal.signal(signal.SIGTERM, leave)
     control.start()
-    log.info(
-        "Ready: %d dense values, %d tables",
-        sum(v.size for v in model.parameters.variables),
-        len(model.parameters.tables),
-    )
+    held = model.parameters
+    log.info("Ready: %d dense values, %d tables", sum(v.size for v in held.variables), len(held.tables))
     found = control.wait_for_servers()
     if found is not None:
-        client = Client(found[0], token, model.parameters, found[1])
+        client = Client(found[0], token, audit.added(held) if spec.audit else held, found[1])
         client.declare(*model.initial())
         Worker(spec, code, model, training, sources.get("evaluation"), control, client).run()
         client.close()

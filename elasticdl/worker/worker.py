@@ -17,7 +17,8 @@ from elasticdl.frameworks.trainable import FloatArray, IdArray, StepResult, Trai
 from elasticdl.job.loglines import loss_line
 from elasticdl.job.spec import JobSpec
 from elasticdl.ps.client import Batch, Client, Interrupted, Resend
-from elasticdl.worker.batches import Ahead, Minibatch, Source
+from elasticdl.worker import audit
+from elasticdl.worker.batches import Ahead, Minibatch, Source, load
 from elasticdl.worker.control import Control
 from elasticdl.worker.session import Work
 
@@ -83,6 +84,9 @@ class Worker:
                 metrics = self.model.new_metrics()
                 metrics.merge(base64.b64decode(part) for part in json.loads(work.payload))
                 self.control.completed(work, json.dumps(metrics.result()))
+            case "audit":
+                total = self.training.dataset.records
+                self.control.completed(work, audit.verdict(self.client, self.spec, total, len(work.bad_records)))
             case "export":
                 self._export(work)
             case "probe":
@@ -112,7 +116,8 @@ class Worker:
         else:  # every record of it was set aside
             result = StepResult(0.0, np.zeros_like(trainable), state)
         batch = Batch(work.round, work.index, work.attempt, number)
-        version = self.client.push(batch, result.gradients, result.state - state, result.rows)
+        rows = {**result.rows, **audit.rows(minibatch.numbers)} if self.spec.audit else result.rows
+        version = self.client.push(batch, result.gradients, result.state - state, rows)
         faults.point("worker.after_ack")
         if number + 1 == work.batches:
             faults.point("worker.before_completion")
@@ -138,10 +143,9 @@ class Worker:
         """Compute a part of a batch that crashes workers, and push nothing."""
         trainable, state, _ = self.client.pull()
         self.model.assign(trainable, state)
-        records = self.training.read(work.round, work.start, work.stop, work.bad_records)
-        if records:
-            features, labels = self.code.feed(records, "training", self.training.reader.metadata)
-            self._step(Minibatch(features, labels, len(records)), ServerRows(self.client, create=False))
+        suspects = load(self.training, work.round, work.start, work.stop, work.bad_records, self.code.feed)
+        if suspects.records:
+            self._step(suspects, ServerRows(self.client, create=False))
         self.control.completed(work, "")
 
     # Everything else.

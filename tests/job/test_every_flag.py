@@ -49,6 +49,7 @@ OTHERWISE: dict[str, str | tuple[str, dict[str, str]]] = {
     "num_epochs": "3",
     "max_step": "100",
     "log_loss_steps": "10",
+    "audit": "true",
     "num_workers": "4",
     "relaunch_on_worker_failure": "5",
     "hang_seconds": "60",

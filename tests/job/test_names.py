@@ -77,6 +77,7 @@ def test_the_files_of_a_job_lie_below_its_folder() -> None:
         "journal.sqlite",
         "logs",
         "launcher.sock",
+        "datasets.json",
         "launcher.pid",
         "master.addr",
         "result.json",

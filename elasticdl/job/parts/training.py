@@ -23,6 +23,12 @@ class TrainingPart(Part):
     num_epochs: Positive = knob(1, "How many times every record is trained on.", commands=TRAIN, common=True)
     max_step: Count = knob(0, "Stop after this many steps; 0 trains all epochs.", commands=TRAIN)
     log_loss_steps: Positive = knob(100, "A worker logs its loss every this many steps.", commands=TRAIN)
+    audit: bool = knob(
+        False,
+        "Count on the servers how often each record was trained, and fail at the end unless each was as often as it "
+        "should be.",
+        commands=TRAIN,
+    )
 
 
 class OwnProgramPart(Part):

@@ -1,0 +1,57 @@
+"""The audit: a table beside the model's own in which every record counts how often it was trained.
+
+It is moved by the same pushes as the model, not by the counters that decide which push is applied: gradient 1 for each
+record, SGD with rate 1, so that a row ends at minus the number of times.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl.core.plan import Plan
+from elasticdl.errors import ModelError
+from elasticdl.job.parameters import InitializerSpec, OptimizerSpec, ParametersSpec, TableSpec
+from elasticdl.job.spec import JobSpec
+from elasticdl.ps.client import Client
+
+TABLE = TableSpec(
+    name="elasticdl.audit",
+    dim=1,
+    initializer=InitializerSpec(kind="constant", a=0.0),
+    optimizer=OptimizerSpec(kind="sgd", learning_rate=1.0),
+)
+NAMED = 5  # how many wrong records the message lists
+AT_ONCE = 1 << 16
+
+
+def added(spec: ParametersSpec) -> ParametersSpec:
+    """What the model puts on the servers, and the audit's table."""
+    return spec.model_copy(update={"tables": (*spec.tables, TABLE)})
+
+
+def rows(numbers: npt.NDArray[np.int64]) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+    """What to push for a batch of these records."""
+    return {TABLE.name: (numbers, np.ones((len(numbers), 1), np.float32))}
+
+
+def verdict(client: Client, spec: JobSpec, records: int, set_aside: int) -> str:
+    """Compare the table with what should have been trained; a sentence when all is right, ModelError when not."""
+    plan = Plan(records, spec.minibatch_size, spec.num_minibatches_per_task, spec.num_epochs, spec.max_step)
+    whole, rest = divmod(plan.total_batches, plan.batches_per_epoch)
+    most = whole + (1 if rest else 0)  # max_step may end the job inside an epoch
+    trained = total = 0
+    wrong: list[tuple[int, float]] = []
+    for start in range(0, records, AT_ONCE):
+        ids = np.arange(start, min(start + AT_ONCE, records))
+        times = -client.rows(TABLE.name, ids, create=False).reshape(-1)
+        total += int(times.sum())
+        trained += int((times > 0).sum())
+        off = ids[(times < whole) | (times > most)] if not set_aside else ids[times > most]
+        wrong += [(int(i), float(times[i - start])) for i in off[: NAMED - len(wrong)]]
+    if wrong or (not set_aside and total != plan.total_records):
+        named = ", ".join(f"record {i} {t:g} times" for i, t in wrong)
+        raise ModelError("audit", f"{total} of {plan.total_records} records were trained; wrong are: {named or 'none'}")
+    times_each = f"{whole} to {most} times" if rest else f"exactly {whole} time{'s' if whole > 1 else ''}"
+    aside = f", {set_aside} set aside" if set_aside else ""
+    return f"{trained} records, each trained {times_each}{aside}"
