@@ -203,21 +203,29 @@ def example_codec(images: np.ndarray) -> dict[str, float]:
         for n in range(512)
     ]
 
-    def by_protobuf(records: list[bytes]) -> dict[str, np.ndarray]:
-        columns: dict[str, list[Any]] = {}
-        for record in records:
-            for name, feature in message.FromString(record).features.feature.items():
-                kind = feature.WhichOneof("kind")
-                values = getattr(feature, kind).value
-                value = np.frombuffer(values[0], np.uint8) if kind == "bytes_list" else np.array(values)
-                columns.setdefault(name, []).append(value)
-        return {name: np.stack(values) for name, values in columns.items()}
+    # The protobuf side knows the names and kinds beforehand, as a hand-written feed would.
+    def pictures_by_protobuf() -> tuple[np.ndarray, np.ndarray]:
+        images, labels = [], []
+        for record in pictures:
+            features = message.FromString(record).features.feature
+            images.append(np.frombuffer(features["image"].bytes_list.value[0], np.uint8))
+            labels.append(features["label"].int64_list.value[0])
+        return np.stack(images), np.array(labels)
+
+    def clicks_by_protobuf() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        labels, dense, ids = [], [], []
+        for record in clicks:
+            features = message.FromString(record).features.feature
+            labels.append(features["label"].int64_list.value[0])
+            dense.append(features["dense"].float_list.value)
+            ids.append(features["ids"].int64_list.value)
+        return np.array(labels), np.array(dense, dtype=np.float32), np.array(ids)
 
     return {
         "mnist_batch_64_us": round(min(seconds(lambda: decode_examples(pictures), 200)) * 1e6, 1),
-        "mnist_batch_64_protobuf_us": round(min(seconds(lambda: by_protobuf(pictures), 100)) * 1e6, 1),
+        "mnist_batch_64_protobuf_us": round(min(seconds(pictures_by_protobuf, 100)) * 1e6, 1),
         "clicks_batch_512_us": round(min(seconds(lambda: decode_examples(clicks), 50)) * 1e6, 1),
-        "clicks_batch_512_protobuf_us": round(min(seconds(lambda: by_protobuf(clicks), 30)) * 1e6, 1),
+        "clicks_batch_512_protobuf_us": round(min(seconds(clicks_by_protobuf, 30)) * 1e6, 1),
     }
 
 
