@@ -1,0 +1,53 @@
+# The two commands of the README are `make demo` and `make test`; both set up what they need in .venv.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+SOURCES := pyproject.toml constraints.txt $(wildcard native/*)
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint test-kills test-backends bench docs clean
+
+demo: $(VENV)/.demo  ## Train MNIST on local processes and kill workers on the way.
+	$(BIN)/python scripts/demo.py
+
+test: $(VENV)/.dev  ## Everything that must hold, level by level, in under 15 minutes.
+	$(BIN)/python scripts/test.py
+
+lint: $(VENV)/.dev
+	$(BIN)/python scripts/test.py lint
+
+test-kills: $(VENV)/.dev  ## 20 jobs whose workers are killed, 5 whose master is killed too, each audited.
+	$(BIN)/python -m tests.processes.kills --runs 20 --master_runs 5 --report benchmarks/results/kills.json
+
+test-backends: $(VENV)-jax/.ready $(VENV)-tensorflow/.ready  ## The Trainable contract on the other Keras backends.
+	KERAS_BACKEND=jax $(VENV)-jax/bin/python -m pytest -q tests/frameworks -m backend
+	KERAS_BACKEND=tensorflow $(VENV)-tensorflow/bin/python -m pytest -q tests/frameworks -m backend
+
+bench: $(VENV)/.dev  ## Every claim about speed, measured on this machine; results go to benchmarks/results.
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+docs: $(VENV)/.dev
+	$(BIN)/python scripts/make_reference.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(VENV)/bin/python $(SOURCES)
+	@echo "Setting up $(VENV) (a minute or two)"
+	$(PIP) -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/bin/python $(SOURCES)
+	@echo "Setting up $(VENV) (a minute or two)"
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+$(VENV)-%/.ready: $(SOURCES)
+	@echo "Setting up $(VENV)-$* (a minute or two)"
+	$(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$*]' pytest pytest-timeout hypothesis
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(VENV)-* build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,86 @@
+"""Runs the tests level by level and prints what each level cost.
+
+python scripts/test.py            all levels
+python scripts/test.py core data  only these
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BUDGET_SECONDS = 15 * 60
+
+
+@dataclass(frozen=True)
+class Level:
+    name: str
+    budget_seconds: int
+    commands: tuple[tuple[str, ...], ...]
+
+
+def _pytest(*paths: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "pytest", "-q", *paths)
+
+
+def _tool(name: str, *args: str) -> tuple[str, ...]:
+    return (str(Path(sys.executable).with_name(name)), *args)
+
+
+LEVELS = (
+    Level(
+        "lint",
+        60,
+        (
+            _tool("ruff", "check", "."),
+            _tool("ruff", "format", "--check", "."),
+            _tool("mypy"),
+            _tool("lint-imports"),
+        ),
+    ),
+    Level("core", 120, (_pytest("tests/core", "tests/simulation"),)),
+    Level("job", 60, (_pytest("tests/job"),)),
+    Level("data", 90, (_pytest("tests/data"),)),
+    Level("wire", 150, (_pytest("tests/wire", "tests/ps", "tests/master", "tests/worker"),)),
+    Level("cluster", 60, (_pytest("tests/cluster"),)),
+    Level("frameworks", 120, (_pytest("tests/frameworks"),)),
+    Level("cli", 200, (_pytest("tests/cli"),)),
+    Level("processes", 240, (_pytest("tests/processes"),)),
+    Level("zoo", 120, (_pytest("tests/zoo"),)),
+)
+
+
+def main() -> int:
+    wanted = sys.argv[1:]
+    unknown = set(wanted) - {level.name for level in LEVELS}
+    if unknown:
+        print(f"no level {', '.join(sorted(unknown))}; there are {', '.join(level.name for level in LEVELS)}")
+        return 2
+    took: list[tuple[Level, float, bool]] = []
+    for level in LEVELS:
+        if wanted and level.name not in wanted:
+            continue
+        print(f"== {level.name}", flush=True)
+        began = time.monotonic()
+        passed = all([subprocess.run(command, cwd=ROOT).returncode == 0 for command in level.commands])
+        took.append((level, time.monotonic() - began, passed))
+    print(f"\n{'level':<12} {'seconds':>8} {'budget':>8}")
+    for level, seconds, passed in took:
+        over = "  over its budget" if seconds > level.budget_seconds else ""
+        print(f"{level.name:<12} {seconds:>8.0f} {level.budget_seconds:>8}  {'passed' if passed else 'FAILED'}{over}")
+    total = sum(seconds for _, seconds, _ in took)
+    print(f"{'all':<12} {total:>8.0f} {BUDGET_SECONDS:>8}\n")
+    failed = [level.name for level, _, passed in took if not passed]
+    print(
+        f"levels: {len(took) - len(failed)} passed, {len(failed)} failed"
+        + (f" ({', '.join(failed)})" if failed else "")
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
