@@ -33,7 +33,8 @@ class TorchLookup:
         if self._training:
             leaf.requires_grad_(True)
             self._leaves.setdefault(table.name, []).append((wanted, leaf))
-        return torch.nn.functional.embedding(inverse.reshape(ids.shape).to(ids.device), leaf)
+        # Forward and backward take a third to a half of the time of F.embedding here.
+        return leaf.index_select(0, inverse.to(ids.device)).reshape(*ids.shape, table.dim)
 
     def gradients(self) -> dict[str, tuple[IdArray, FloatArray]]:
         """After backward: unique ids and summed gradients of each table that the loss reached."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,3 +77,16 @@ def digits(request: pytest.FixtureRequest) -> Case:
     batches = digits_batches()
     code, trainable = load(f"digits_{request.param}", lambda: batches[0].features)
     return Case(request.param, code, trainable, batches)
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Iterator[Path]:
+    """A zoo of this test's own; what is imported from it is forgotten afterwards."""
+    path = list(sys.path)
+    yield tmp_path
+    sys.path[:] = path
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        folders = [file] if file else list(getattr(module, "__path__", []))
+        if any(Path(folder).is_relative_to(tmp_path.resolve()) for folder in folders):
+            del sys.modules[name]

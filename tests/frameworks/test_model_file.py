@@ -36,14 +36,6 @@ def feed(records, mode, metadata):
 """
 
 
-@pytest.fixture
-def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A zoo of this test's own; what is imported from it is forgotten afterwards."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", sys.modules.copy())
-    return tmp_path
-
-
 def request(zoo: Path, text: str = GOOD, **changes: Any) -> ModelRequest:
     (zoo / "net").mkdir(exist_ok=True)
     (zoo / "net" / "model.py").write_text(text)
