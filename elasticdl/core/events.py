@@ -50,9 +50,13 @@ class ReplicaGone(Event):
 
 @dataclass(frozen=True)
 class MasterStarted(Event):
-    """The master came (back) and listed the cluster: name and uid of each replica that is there."""
+    """The master came (back) and listed the cluster: name and uid of each replica that is there, or was.
+
+    Of those that ended the cluster will tell how, in a `ReplicaGone` each.
+    """
 
     running: tuple[tuple[str, str], ...] = ()
+    ended: tuple[tuple[str, str], ...] = ()
 
 
 # What the streams said.

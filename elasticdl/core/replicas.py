@@ -94,8 +94,8 @@ class Replicas:
     def handle(self, event: Event, now: float) -> list[Command]:
         out: list[Command] = []
         match event:
-            case MasterStarted(running):
-                self._master_started(dict(running), now, out)
+            case MasterStarted(running, ended):
+                self._master_started(dict(running), dict(ended), now, out)
             case ReplicaStarted(name, uid):
                 self._started(name, uid, now)
             case ReplicaGone(name, uid, cause, reason, last_lines):
@@ -160,7 +160,7 @@ class Replicas:
             self._enter(r, State.RUNNING, now)
             r.incarnation = ""
 
-    def _master_started(self, running: dict[str, str], now: float, out: list[Command]) -> None:
+    def _master_started(self, running: dict[str, str], ended: dict[str, str], now: float, out: list[Command]) -> None:
         """Compare what the journal says with what is there."""
         for r in list(self.replicas.values()):
             if r.state is State.GONE:
@@ -173,6 +173,8 @@ class Replicas:
                     out.append(StopReplica(r.name, r.detail, 0.0))
                 else:
                     r.since = now
+            elif r.state is State.LAUNCHED and r.name in ended:
+                r.uid = ended[r.name]  # it came and went; launched again under its name, both would be mixed up
             elif r.state is State.LAUNCHED:
                 out.append(self._launch(r, "it was decided before the master died"))
             else:

@@ -37,7 +37,7 @@ def cause_of(end: Exit) -> str:
         return OUT_OF_MEMORY
     if end.signal is not None:
         return PREEMPTED if end.signal in OUTSIDE_SIGNALS else CRASHED
-    if end.code is None:
+    if end.code is None or end.code - 128 in OUTSIDE_SIGNALS:  # a worker that left on SIGTERM exits with 143
         return PREEMPTED
     return FINISHED if end.code == 0 else CRASHED
 
@@ -70,7 +70,8 @@ class Master:
         listed = [r for r in await self.cluster.list() if r.role != "master"]
         running = tuple((r.name, r.uid) for r in listed if r.phase is not ReplicaPhase.GONE)
         watch = asyncio.create_task(self._watch())
-        await self._decide([e.MasterStarted(running)])
+        ended = tuple((r.name, r.uid) for r in listed if r.phase is ReplicaPhase.GONE)
+        await self._decide([e.MasterStarted(running, ended)])
         try:
             while not self.job.outcome:
                 events = await self._next(watch)

@@ -83,4 +83,5 @@ def _work(spec: JobSpec, replica: str, directory: Path) -> int:
         client.close()
     control.close()
     log.info("Done: %s", session.shutdown or "leaving")
-    return 0
+    # Leaving on SIGTERM is no normal end, and the master may not have heard why.
+    return 0 if session.shutdown else 128 + signal.SIGTERM

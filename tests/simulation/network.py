@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -10,7 +11,7 @@ from typing import Any
 from tests.simulation.clock import Clock
 
 
-@dataclass
+@dataclass(frozen=True)
 class Weather:
     """How bad the network is."""
 
@@ -42,12 +43,16 @@ class Stream:
 class Datagrams:
     """The data plane as a worker sees it when servers come and go: no promise at all."""
 
-    def __init__(self, clock: Clock, random: Random, weather: Weather) -> None:
-        self.clock, self.random, self.weather = clock, random, weather
+    def __init__(self, clock: Clock, random: Random, weather: Weather, faults: Counter[str]) -> None:
+        self.clock, self.random, self.weather, self.faults = clock, random, weather, faults
 
     def send(self, deliver: Callable[[], None]) -> None:
         if self.random.random() < self.weather.loss:
+            self.faults["message lost"] += 1
             return
-        copies = 2 if self.random.random() < self.weather.repeat else 1
+        copies = 1
+        if self.random.random() < self.weather.repeat:
+            self.faults["message repeated"] += 1
+            copies = 2
         for _ in range(copies):
             self.clock.after(self.random.expovariate(1 / self.weather.delay), deliver)

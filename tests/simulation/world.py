@@ -6,49 +6,30 @@ record of every epoch stands there exactly once on every server.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from random import Random
+
+from pydantic import TypeAdapter
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.job import Job, Terms
-from elasticdl.core.plan import Kind, Plan
-from elasticdl.core.replicas import CRASHED, FINISHED, PREEMPTED, Budget
+from elasticdl.core.replicas import OUT_OF_MEMORY, PREEMPTED
 from elasticdl.job.names import replica_name
-from elasticdl.master.brain import Brain, Send, event_of
-from elasticdl.ps.ledger import Ledger, Push, Ruling, Verdict
+from elasticdl.master.brain import Brain, Effect, Send, event_of
+from elasticdl.ps.ledger import Ledger
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.session import Session, Work
+from tests.core.invariants import check_clock, check_job
 from tests.simulation.clock import Clock
-from tests.simulation.network import Datagrams, Stream, Weather
+from tests.simulation.network import Datagrams, Stream
+from tests.simulation.processes import Server, Violation, Witness, Worker
+from tests.simulation.scenario import Scenario
 
-
-@dataclass(frozen=True)
-class Scenario:
-    """One simulated job and what goes wrong in it."""
-
-    seed: int
-    records: int = 40
-    minibatch: int = 3
-    batches_per_shard: int = 2
-    epochs: int = 2
-    workers: int = 2
-    servers: int = 2
-    validation: int = 10
-    evaluation_steps: int = 7
-    max_step: int = 0
-    kill_workers_every: float = 0.0
-    kill_master_every: float = 0.0
-    miss_events: float = 0.0
-    bad_records: tuple[int, ...] = ()
-    segfault: bool = False  # a bad record kills the process instead of raising
-    max_bad_records: int = 0
-    stop_at: float = 0.0
-    churn_until: float = 60.0
-    weather: Weather = field(default_factory=Weather)
+STATE: TypeAdapter[Job] = TypeAdapter(Job)  # as the journal keeps it
+PATIENCE_SECONDS = 3600.0
 
 
 @dataclass
@@ -58,234 +39,66 @@ class Parts:
     job: Callable[[Terms], Job] = Job.new
     session: type[Session] = Session
     ledger: type[Ledger] = Ledger
-
-
-class Violation(AssertionError):
-    """The job broke a promise."""
-
-
-class Server:
-    def __init__(self, world: World, name: str) -> None:
-        self.world, self.name = world, name
-        self.ledger = world.parts.ledger()
-        self.witness: Counter[tuple[int, int]] = Counter()  # (epoch, position) -> times applied
-        self.views: dict[int, tuple[int, Counter[tuple[int, int]]]] = {}
-        self.waiting: list[tuple[Push, tuple[int, ...], Callable[[Ruling], None]]] = []
-        self.incarnation = f"{name}@{world.random.random()}"
-        self.stream: Stream | None = None
-        self.alive = True
-
-    def hello(self) -> pb.FromReplica:
-        hello = pb.Hello(protocol=1, replica=self.name, incarnation=self.incarnation, address=f"sim://{self.name}")
-        return pb.FromReplica(hello=hello)
-
-    def receive(self, m: pb.ToReplica) -> None:
-        match m.WhichOneof("body"):
-            case "opened":
-                o = m.opened
-                self.ledger.opened(o.shard, o.attempt, o.next_batch, o.batches)
-            case "open_shards":
-                for o in m.open_shards.open:
-                    self.ledger.opened(o.shard, o.attempt, o.next_batch, o.batches)
-                self.ledger.open_only({o.shard for o in m.open_shards.open})
-            case "close_shard":
-                self.ledger.close(m.close_shard.shard)
-            case "close_epoch":
-                self.ledger.close_epoch(m.close_epoch.epoch)
-            case "hold":
-                self.ledger.hold(m.hold.cut, m.hold.at)
-            case "advance":
-                self.ledger.advance(m.advance.cut, {x.shard: x.next_batch for x in m.advance.counters})
-            case "release":
-                self.ledger.release(m.release.cut)
-            case "freeze":
-                cut = m.freeze.cut
-                self.views.setdefault(cut, (self.ledger.version, self.witness.copy()))
-                self.world.say(self, pb.FromReplica(frozen=pb.Frozen(cut=cut, detail=self.name)))
-        self.settle()
-
-    def push(self, push: Push, positions: tuple[int, ...], answer: Callable[[Ruling], None]) -> None:
-        self.waiting.append((push, positions, answer))
-        self.settle()
-
-    def settle(self) -> None:
-        """Judge what waits until nothing changes any more."""
-        moved = True
-        while moved:
-            moved = False
-            for entry in list(self.waiting):
-                push, positions, answer = entry
-                ruling = self.ledger.judge(push)
-                if ruling.verdict is Verdict.WAIT:
-                    continue
-                self.waiting.remove(entry)
-                if ruling.verdict is Verdict.APPLY:
-                    for p in positions:
-                        self.witness[(push.epoch, p)] += 1
-                    self.ledger.applied(push)
-                    moved = True
-                answer(ruling)
-        report = self.ledger.report()
-        if report is not None:
-            counters = [pb.Counter(shard=s, next_batch=n) for s, n in report[1].items()]
-            self.world.say(self, pb.FromReplica(held=pb.Held(cut=report[0], counters=counters)))
-
-
-class Worker:
-    def __init__(self, world: World, name: str) -> None:
-        self.world, self.name = world, name
-        self.session = world.parts.session(name, f"{name}@{world.random.random()}", capacity=2)
-        self.stream: Stream | None = None
-        self.alive = True
-        self.busy = False
-
-    @property
-    def incarnation(self) -> str:
-        return self.session.incarnation
-
-    def hello(self) -> pb.FromReplica:
-        return self.session.hello()
-
-    def receive(self, m: pb.ToReplica) -> None:
-        self.session.receive(m)
-        self.go_on()
-
-    def go_on(self) -> None:
-        if self.session.shutdown and self.alive:
-            self.world.process_ends(self.name, FINISHED, "exit code 0")
-        if not self.alive or self.busy or not self.session.servers:
-            return
-        work = self.session.current()
-        if work is not None:
-            self.busy = True
-            self.world.clock.after(self.world.random.uniform(0.01, 0.05), lambda: self.compute(work))
-
-    def compute(self, work: Work) -> None:
-        if not self.alive:
-            return None
-        world = self.world
-        if not self.session.holds(work):
-            return self.done()
-        if work.kind == Kind.TRAIN:
-            positions = world.positions(work, work.next_batch)
-            if self.crashes(work, positions):
-                return None
-            return self.push(work, work.next_batch, positions)
-        if work.kind == Kind.PROBE:
-            if self.crashes(work, tuple(range(work.start, work.stop))):
-                return None
-            result = ""
-        elif work.kind == Kind.EVALUATE:
-            world.check_view(int(work.payload))
-            result = json.dumps(list(range(work.start, work.stop)))
-        elif work.kind == Kind.SUMMARIZE:
-            seen = sorted(p for part in json.loads(work.payload) for p in json.loads(part))
-            if seen != list(range(world.scenario.validation)):
-                raise Violation(f"an evaluation round saw {seen}")
-            result = json.dumps({"accuracy": 1.0})
-        else:
-            result = "model"
-        world.say(self, self.session.completed(work, result))
-        return self.done()
-
-    def crashes(self, work: Work, positions: tuple[int, ...]) -> bool:
-        bad = set(self.world.scenario.bad_records) - set(work.bad_records)
-        if not bad & set(positions):
-            return False
-        if self.world.scenario.segfault:
-            self.world.process_ends(self.name, CRASHED, "killed by SIGSEGV")
-        else:
-            self.world.say(self, self.session.failed(work, "ValueError: bad record"))
-            self.done()
-        return True
-
-    def push(self, work: Work, batch: int, positions: tuple[int, ...]) -> None:
-        """Push to every server, again and again until all have it or somebody says no."""
-        world = self.world
-        owed = set(world.servers)
-        over = False
-        epoch, index = work.round, work.index
-        kept = tuple(p for p in positions if p not in work.bad_records)
-        push = Push(self.session.timeline, epoch, index, work.attempt, batch)
-
-        def answered(server: str, ruling: Ruling) -> None:
-            nonlocal over
-            if over or not self.alive:
-                return
-            if ruling.verdict in (Verdict.APPLY, Verdict.REPEAT):
-                owed.discard(server)
-                if not owed:
-                    over = True
-                    world.say(self, self.session.committed(work, batch + 1, 0.5))
-                    self.done()
-            elif ruling.verdict is Verdict.REFUSE:
-                over = True
-                if self.session.holds(work):
-                    world.say(self, self.session.returned(work, ruling.reason))
-                self.done()
-            else:
-                raise Violation(f"{self.name} was asked to resend from {ruling.next_batch} at batch {batch}")
-
-        def send() -> None:
-            if over or not self.alive:
-                return
-            for name in sorted(owed):
-                server = world.servers[name]
-
-                def reply(ruling: Ruling, name: str = name) -> None:
-                    world.datagrams.send(lambda: answered(name, ruling))
-
-                world.datagrams.send(lambda server=server, reply=reply: server.push(push, kept, reply))
-            world.clock.after(1.0, send)
-
-        send()
-
-    def done(self) -> None:
-        self.busy = False
-        self.go_on()
+    server: type[Server] = Server
+    worker: type[Worker] = Worker
+    replay_acts: bool = False
 
 
 class World:
-    def __init__(self, scenario: Scenario, parts: Parts | None = None) -> None:
-        self.scenario, self.parts = scenario, parts or Parts()
+    def __init__(
+        self, scenario: Scenario, parts: Parts | None = None, tell: Callable[[str], None] | None = None
+    ) -> None:
+        self.scenario, self.parts, self.tell = scenario, parts or Parts(), tell
         self.random, self.clock = Random(scenario.seed), Clock()
-        self.datagrams = Datagrams(self.clock, self.random, scenario.weather)
-        plan = Plan(
-            scenario.records, scenario.minibatch, scenario.batches_per_shard, scenario.epochs, scenario.max_step
-        )
-        self.terms = Terms(
-            "sim", scenario.workers, scenario.servers, plan, scenario.validation, scenario.evaluation_steps,
-            scenario.max_bad_records, export=True,
-            budget=Budget(crashes=1, start_seconds=20, reconnect_seconds=10, hang_seconds=120),
-        )  # fmt: skip
-        self.journal: list[tuple[e.Event, float]] = []
+        self.faults: Counter[str] = Counter()
+        self.datagrams = Datagrams(self.clock, self.random, scenario.weather, self.faults)
+        self.terms = scenario.terms()
+        self.journal: list[tuple[str, bytes, float]] = []
         self.brain: Brain | None = None
+        self.left: Job | None = None  # the state that the last master had when it died
         self.servers: dict[str, Server] = {}
         self.workers: dict[str, Worker] = {}
         self.uids: dict[str, str] = {}
         self.exits: dict[str, e.ReplicaGone] = {}
+        self.asked: set[str] = set()  # launches that take their time
+        self.stopped: set[str] = set()
         self.streams: dict[str, Stream] = {}
+        self.seen: dict[int, tuple[int, Witness]] = {}  # what evaluation rounds read
         self.metrics: list[int] = []
-        self.announced: list[str] = []
         self.outcome: tuple[str, str] | None = None
         self.published: c.PublishCheckpoint | None = None
-        self.kills = self.master_kills = 0
+
+    def note(self, text: str) -> None:
+        if self.tell is not None:
+            self.tell(f"{self.clock.now:8.3f}  {text}")
+
+    def fault(self, kind: str, text: str = "") -> None:
+        self.faults[kind] += 1
+        self.note(f"FAULT {kind} {text}".rstrip())
 
     # The master.
 
     def start_master(self) -> None:
         job = self.parts.job(self.terms)
-        now = 0.0
-        for event, at in self.journal:
-            job.handle(event, at)
-            now = at
+        for name, body, at in self.journal:
+            commands = job.handle(e.decode(name, body), at)
+            if self.parts.replay_acts:
+                for command in commands:
+                    self.act(command)
+        if self.left is not None:
+            if job != self.left:
+                raise Violation("the journal leads to another state than the master had")
+            body = STATE.dump_json(job)
+            if type(job) is Job and STATE.validate_json(body) != job:
+                raise Violation("the state does not survive being written down")
         self.brain = Brain(job)
-        self.clock.now = max(self.clock.now, now)
+        self.note("master starts")
         if job.outcome:
             self.outcome = (job.outcome, job.reason)
             return
-        running = tuple((n, self.uids[n]) for n in self.uids if n not in self.exits)
-        self.hear(e.MasterStarted(running))
+        running = tuple((n, uid) for n, uid in self.uids.items() if n not in self.exits)
+        ended = tuple((n, uid) for n, uid in self.uids.items() if n in self.exits)
+        self.hear(e.MasterStarted(running, ended))
         for name in list(self.uids):
             if name not in self.exits:
                 self.reconnect(name)
@@ -293,14 +106,22 @@ class World:
     def hear(self, event: e.Event) -> None:
         if self.brain is None or self.outcome is not None:
             return
-        self.journal.append((event, self.clock.now))
+        self.journal.append((*e.encode(event), self.clock.now))
         brain = self.brain
+        self.note(f"heard {event}")
         effects = brain.decide(event, self.clock.now)
-        self.check_conservation(brain.job)
+        check_job(brain.job)
+        if self.churning and self.random.random() < self.scenario.kill_master_acting:
+            for effect in effects[: self.random.randint(0, len(effects))]:
+                self.act(effect)
+            self.kill_master("while it acted")
+            return
         for effect in effects:
             self.act(effect)
 
-    def act(self, effect: Send | c.Command) -> None:
+    def act(self, effect: Effect) -> None:
+        if not isinstance(effect, Send):
+            self.note(f"  does {effect}")
         match effect:
             case Send(replica, message):
                 process = self.process(replica)
@@ -308,25 +129,37 @@ class World:
                 if process is not None and stream is not None:
                     stream.send("down", process.receive, message)
             case c.LaunchReplica(role, index):
-                self.clock.after(self.random.uniform(0.1, 2.0), lambda: self.launch(role, index))
-            case c.StopReplica(name):
-                self.clock.after(0.1, lambda: self.process_ends(name, PREEMPTED, "stopped"))
+                name = replica_name("sim", role, index)
+                there = name in self.uids and name not in self.exits
+                if not there and name not in self.asked:  # idempotent by name
+                    self.asked.add(name)
+                    self.clock.after(self.random.uniform(0.1, 2.0), lambda: self.launch(role, name))
+            case c.StopReplica(name, reason):
+                self.stop(name, reason)
             case c.IdentifyRecord(shard, position):
                 self.hear(e.RecordIdentified(shard, position, position, f"record {position}"))
             case c.ReportMetrics(version):
+                if version not in {v for v, _ in self.seen.values()}:
+                    raise Violation(f"metrics are labelled {version}, but no round read that version")
+                every = self.scenario.evaluation_steps
+                if not every or (version % every and version != self.terms.plan.total_batches):
+                    self.faults["evaluation delayed"] += bool(every)
                 self.metrics.append(version)
             case c.PublishCheckpoint():
                 self.published = effect
                 self.clock.after(0.05, lambda: self.hear(e.CheckpointPublished("checkpoint")))
             case c.Announce(text):
-                self.announced.append(text)
+                self.faults["torn cut repaired"] += "reached only some servers" in text
+                self.faults["cut gave way"] += "nothing moved" in text
+                self.faults["bad record set aside"] += "is set aside" in text
             case c.FinishJob(outcome, reason):
                 self.outcome = self.outcome or (outcome, reason)
 
-    def kill_master(self) -> None:
+    def kill_master(self, when: str = "") -> None:
         if self.brain is None or self.outcome is not None:
             return
-        self.master_kills += 1
+        self.fault("master killed" if not when else f"master killed {when}")
+        self.left = self.brain.job
         self.brain = None
         for stream in self.streams.values():
             stream.close()
@@ -338,33 +171,46 @@ class World:
     def process(self, name: str) -> Worker | Server | None:
         return self.workers.get(name) or self.servers.get(name)
 
-    def launch(self, role: str, index: int) -> None:
-        name = replica_name("sim", role, index)
-        if name in self.uids and name not in self.exits:
-            return
+    def launch(self, role: str, name: str) -> None:
+        self.asked.remove(name)
         self.exits.pop(name, None)
         self.uids[name] = f"{name}#{self.random.random()}"
         if role == "ps":
-            self.servers[name] = Server(self, name)
+            self.servers[name] = self.parts.server(self, name)
         else:
-            self.workers[name] = Worker(self, name)
-        self.tell(e.ReplicaStarted(name, self.uids[name]))
+            self.workers[name] = self.parts.worker(self, name)
+            alive = [n for n, w in self.workers.items() if w.alive and n not in self.stopped]
+            if len(alive) > self.scenario.workers:
+                raise Violation(f"{self.scenario.workers} workers were asked for, {len(alive)} run")
+        self.note(f"{name} starts")
+        self.cluster_says(e.ReplicaStarted(name, self.uids[name]))
         self.clock.after(self.random.uniform(0.5, 3.0), lambda: self.reconnect(name))
+
+    def stop(self, name: str, reason: str) -> None:
+        worker = self.workers.get(name)
+        if "no batch finished" in reason and worker is not None and not worker.stalled:
+            raise Violation(f"{name} was held for hung, and was not: {reason}")
+        self.stopped.add(name)
+        self.clock.after(0.1, lambda: self.process_ends(name, PREEMPTED, "stopped"))
 
     def process_ends(self, name: str, cause: str, reason: str) -> None:
         process = self.process(name)
         if process is None or not process.alive:
             return
         process.alive = False
+        self.note(f"{name} ends: {reason}")
         stream = self.streams.pop(name, None)
         if stream is not None:
             stream.close()
+            self.clock.after(self.random.uniform(0, 0.05), lambda: self.dropped(name, process.incarnation))
         self.exits[name] = e.ReplicaGone(name, self.uids[name], cause, reason)
-        self.tell(self.exits[name])
+        self.cluster_says(self.exits[name])
 
-    def tell(self, event: e.Event) -> None:
+    def cluster_says(self, event: e.Event) -> None:
         """A cluster event, which may be missed; the relist brings it up again."""
-        if self.random.random() >= self.scenario.miss_events:
+        if self.random.random() < self.scenario.miss_events:
+            self.fault("event missed", str(event))
+        else:
             self.clock.after(self.random.uniform(0.0, 0.2), lambda: self.hear(event))
 
     def relist(self) -> None:
@@ -381,6 +227,8 @@ class World:
         process = self.process(name)
         if process is None or not process.alive or self.brain is None or self.outcome is not None:
             return
+        if isinstance(process, Worker) and process.stalled:
+            return
         old = self.streams.get(name)
         if old is not None and old.open:
             return
@@ -390,12 +238,12 @@ class World:
                 self.process_ends(name, PREEMPTED, "refused by the master")
             return
         stream = self.streams[name] = Stream(self.clock, self.random, self.scenario.weather)
-        welcome = pb.ToReplica(welcome=pb.Welcome(master_epoch=self.master_kills + 1))
+        welcome = pb.ToReplica(welcome=pb.Welcome(master_epoch=1))
         stream.send("down", process.receive, welcome)
         self.say(process, process.hello())
         if isinstance(process, Server):
             process.settle()
-        if self.scenario.weather.break_every and self.clock.now < self.scenario.churn_until:
+        if self.scenario.weather.break_every and self.churning:
             self.clock.after(
                 self.random.expovariate(1 / self.scenario.weather.break_every), lambda: self.break_stream(name, stream)
             )
@@ -404,6 +252,7 @@ class World:
         process = self.process(name)
         if not stream.open or process is None or not process.alive:
             return
+        self.fault("stream broken", name)
         stream.close()
         if self.streams.get(name) is stream:
             del self.streams[name]
@@ -426,28 +275,65 @@ class World:
 
     # Faults and the clock.
 
+    @property
+    def churning(self) -> bool:
+        return self.clock.now < self.scenario.churn_until and self.outcome is None
+
     def later(self, mean: float, action: Callable[[], None]) -> None:
         if not mean:
             return
 
         def fire() -> None:
-            if self.clock.now < self.scenario.churn_until and self.outcome is None:
+            if self.churning:
                 action()
                 self.clock.after(self.random.expovariate(1 / mean), fire)
 
         self.clock.after(self.random.expovariate(1 / mean), fire)
 
+    def some_worker(self) -> Worker | None:
+        alive = [w for w in self.workers.values() if w.alive and not w.stalled and not w.session.leaving]
+        return self.random.choice(alive) if alive else None
+
     def kill_worker(self) -> None:
-        alive = [n for n, w in self.workers.items() if w.alive]
-        if alive:
-            self.kills += 1
+        if (worker := self.some_worker()) is not None:
+            self.fault("worker killed", worker.name)
+            self.process_ends(worker.name, PREEMPTED, "killed by SIGKILL")
+
+    def preempt_worker(self) -> None:
+        if (worker := self.some_worker()) is not None:
+            self.fault("worker preempted", worker.name)
+            worker.terminate()
+
+    def stall_worker(self) -> None:
+        if (worker := self.some_worker()) is not None and worker.session.queue:
+            self.fault("worker stalled", worker.name)
+            worker.stalled = True
+
+    def exhaust_memory(self) -> None:
+        if (worker := self.some_worker()) is not None and self.outcome is None:
+            self.fault("out of memory", worker.name)
+            self.process_ends(worker.name, OUT_OF_MEMORY, "out of memory")
+
+    def kill_server(self) -> None:
+        alive = [s.name for s in self.servers.values() if s.alive]
+        if alive and self.outcome is None:
+            self.fault("server lost")
             self.process_ends(self.random.choice(alive), PREEMPTED, "killed by SIGKILL")
+
+    def ask_to_stop(self) -> None:
+        if self.brain is None:  # the command tries again until there is a master
+            self.clock.after(0.5, self.ask_to_stop)
+        elif self.outcome is None:
+            self.fault("stop asked for")
+            self.hear(e.StopRequested("asked to"))
 
     def tick(self) -> None:
         if self.brain is not None:
             deadline = self.brain.job.deadline()
             if deadline is not None and deadline <= self.clock.now:
                 self.hear(e.TimePassed())
+                if self.brain is not None:
+                    check_clock(self.brain.job, self.clock.now)
         self.clock.after(0.5, self.tick)
 
     def run(self) -> None:
@@ -456,10 +342,16 @@ class World:
         self.tick()
         self.relist()
         self.later(s.kill_workers_every, self.kill_worker)
+        self.later(s.preempt_workers_every, self.preempt_worker)
+        self.later(s.stall_workers_every, self.stall_worker)
         self.later(s.kill_master_every, self.kill_master)
+        for _ in range(s.out_of_memory):
+            self.clock.after(self.random.uniform(2, 20), self.exhaust_memory)
+        if s.server_dies_at:
+            self.clock.after(s.server_dies_at, self.kill_server)
         if s.stop_at:
-            self.clock.after(s.stop_at, lambda: self.hear(e.StopRequested("asked to")))
-        self.clock.run(lambda: self.outcome is not None, deadline=3600.0)
+            self.clock.after(s.stop_at, self.ask_to_stop)
+        self.clock.run(lambda: self.outcome is not None, deadline=PATIENCE_SECONDS)
         self.check()
 
     # Promises.
@@ -468,60 +360,66 @@ class World:
         start = work.start + batch * self.scenario.minibatch
         return tuple(range(start, min(start + self.scenario.minibatch, work.stop)))
 
-    def check_conservation(self, job: Job) -> None:
-        shards = job.shards
-        plan, open_records = shards.plan, 0
-        for s in [
-            *shards.leased.values(), *shards.waiting, *(x.shard for x in shards.searches.values())
-        ]:  # fmt: skip
-            if s.kind is Kind.TRAIN:
-                open_records += sum(plan.batch_records(s, b) for b in range(s.next_batch, s.batches))
-        fresh, epoch, index = 0, *shards._fresh()
-        while (s := plan.shard(epoch, index)) is not None:
-            fresh += s.stop - s.start
-            epoch, index = (epoch, index + 1) if index + 1 < plan.shards_per_epoch else (epoch + 1, 0)
-        if shards.done_records + open_records + fresh != plan.total_records:
-            raise Violation(f"{shards.done_records} + {open_records} + {fresh} != {plan.total_records}")
-
     def check_view(self, cut: int) -> None:
-        views = [s.views.get(cut) for s in self.servers.values()]
-        if any(v is None or v != views[0] for v in views):
-            raise Violation(f"the servers' views of cut {cut} differ")
+        """Every shard of a round reads the same picture on every server, however long the round lasts."""
+        views = [s.view(cut) for s in self.servers.values() if s.alive]
+        for view in views:
+            if view is None or view != self.seen.setdefault(cut, view):
+                raise Violation(f"an evaluation shard read another model than the rest of the round of cut {cut}")
 
     def check(self) -> None:
-        s, plan = self.scenario, self.terms.plan
         if self.outcome is None:
             raise Violation(f"the job hangs at {self.clock.now:.0f} s")
-        hung = [t for t in self.announced if "no batch finished" in t]
-        if hung:
-            raise Violation(f"a worker was given work and did nothing: {hung[0]}")
-        assert self.brain is not None
-        job = self.brain.job
-        for server in self.servers.values():
-            worst = server.witness.most_common(1)
-            if worst and worst[0][1] > 1:
-                raise Violation(f"{server.name} applied {worst[0][0]} {worst[0][1]} times")
+        s = self.scenario
         outcome, reason = self.outcome
-        if s.stop_at and outcome == "stopped":
-            if self.published is not None:
-                first, *rest = [server.views[self.published.cut] for server in self.servers.values()]
-                if any(v != first for v in rest) or first[0] != self.published.version:
-                    raise Violation("the checkpoint is no consistent cut")
-            return
+        self.note(f"{outcome}: {reason}")
+        for server in self.servers.values():
+            for (epoch, position), times in server.witness.items():
+                if times > 1:
+                    raise Violation(f"{server.name} applied record {position} of epoch {epoch} {times} times")
+        if self.faults["server lost"]:
+            if outcome == "succeeded" or (outcome == "failed" and "parameter server" in reason):
+                return
+            if outcome != "stopped":
+                raise Violation(f"a lost server must end the job by name: {outcome}, {reason}")
+        if outcome == "stopped" and self.faults["stop asked for"]:
+            return self.check_checkpoint(reason)
         if len(s.bad_records) > s.max_bad_records:
             if outcome != "failed" or not ("record" in reason or "first batch" in reason):
                 raise Violation(f"a bad record must fail the job by name: {outcome}, {reason}")
-            return
+            self.faults["job failed by a bad record"] += 1
+            return None
         if outcome != "succeeded":
             raise Violation(f"the job {outcome}: {reason}")
-        expected = Counter({(epoch, p): 1 for epoch in range(s.epochs) for p in range(plan.epoch_records(epoch))})
-        for epoch, position in list(expected):
-            if position in s.bad_records:
-                del expected[(epoch, position)]
+        return self.check_success()
+
+    def check_checkpoint(self, reason: str) -> None:
+        if "nothing was trained" in reason:
+            if any(server.witness for server in self.servers.values()):
+                raise Violation("the job says that nothing was trained, and something was")
+            return
+        if self.published is None or self.brain is None or self.brain.job.checkpoint != "checkpoint":
+            raise Violation(f"there is no checkpoint, yet {reason}")
+        self.faults["checkpoint"] += 1
+        first, *rest = [server.views[self.published.cut] for server in self.servers.values()]
+        if any(v != first for v in rest) or first[0] != self.published.version:
+            raise Violation("the checkpoint is no consistent cut")
+
+    def check_success(self) -> None:
+        s, plan = self.scenario, self.terms.plan
+        assert self.brain is not None
+        job = self.brain.job
+        expected = Counter(
+            {
+                (epoch, p): 1
+                for epoch in range(s.epochs)
+                for p in range(plan.epoch_records(epoch))
+                if p not in s.bad_records
+            }
+        )
         for server in self.servers.values():
             if server.witness != expected:
-                missing = expected - server.witness
-                raise Violation(f"{server.name} lacks {sorted(missing)[:5]}")
+                raise Violation(f"{server.name} lacks {sorted(expected - server.witness)[:5]}")
         if job.shards.version != plan.total_batches or job.shards.done_records != plan.total_records:
             raise Violation("the master's counts are wrong")
         if s.validation and (not job.evaluation.done or job.evaluation.done[-1][0] != plan.total_batches):
@@ -532,38 +430,3 @@ def simulate(scenario: Scenario, parts: Parts | None = None) -> World:
     world = World(scenario, parts)
     world.run()
     return world
-
-
-def random_scenario(seed: int) -> Scenario:
-    """A job of random shape with random faults."""
-    r = Random(seed)
-    stormy = r.random() < 0.7
-    base = Scenario(
-        seed=seed,
-        records=r.randint(1, 60),
-        minibatch=r.randint(1, 5),
-        batches_per_shard=r.randint(1, 4),
-        epochs=r.randint(1, 3),
-        workers=r.randint(1, 4),
-        servers=r.randint(1, 3),
-        validation=r.choice([0, r.randint(1, 20)]),
-        evaluation_steps=r.choice([0, r.randint(1, 15)]),
-        max_step=r.choice([0, 0, 0, r.randint(1, 40)]),
-        weather=Weather(
-            delay=r.choice([0.001, 0.01, 0.05]),
-            loss=r.choice([0, 0, 0.05]) if stormy else 0,
-            repeat=r.choice([0, 0.1]) if stormy else 0,
-            break_every=r.choice([0, 3.0, 10.0]) if stormy else 0,
-        ),
-        kill_workers_every=r.choice([0, 2.0, 6.0]) if stormy else 0,
-        kill_master_every=r.choice([0, 0, 6.0, 15.0]) if stormy else 0,
-        miss_events=r.choice([0, 0, 0.3]) if stormy else 0,
-        stop_at=r.choice([0, 0, 0, 0, r.uniform(0, 20)]),
-    )
-    if r.random() < 0.15:
-        count = r.randint(1, 2)
-        bad = tuple(sorted(r.sample(range(base.records), min(count, base.records))))
-        return replace(
-            base, bad_records=bad, segfault=r.random() < 0.5, max_bad_records=r.choice([0, 10]), stop_at=0, max_step=0
-        )
-    return base

@@ -1,0 +1,241 @@
+"""Simulated servers and workers: the real ledger and session, with a witness in the place of parameters."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from elasticdl.core.plan import Kind
+from elasticdl.core.replicas import CRASHED, FINISHED, PREEMPTED
+from elasticdl.ps.ledger import Push, Ruling, Verdict
+from elasticdl.wire import control_pb2 as pb
+from elasticdl.worker.session import Work
+from tests.simulation.scenario import BUDGET
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+Witness = Counter[tuple[int, int]]  # (epoch, position) -> times applied
+RESEND_SECONDS = 1.0
+
+
+class Violation(AssertionError):
+    """The job broke a promise."""
+
+
+class Server:
+    """Applies pushes as its ledger says, and remembers what it really applied."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.ledger = world.parts.ledger()
+        self.witness: Witness = Counter()
+        self.views: dict[int, tuple[int, Witness]] = {}
+        self.waiting: list[tuple[Push, tuple[int, ...], Callable[[Ruling], None]]] = []
+        self.incarnation = f"{name}@{world.random.random()}"
+        self.alive = True
+
+    def hello(self) -> pb.FromReplica:
+        hello = pb.Hello(protocol=1, replica=self.name, incarnation=self.incarnation, address=f"sim://{self.name}")
+        return pb.FromReplica(hello=hello)
+
+    def receive(self, m: pb.ToReplica) -> None:
+        match m.WhichOneof("body"):
+            case "opened":
+                o = m.opened
+                self.ledger.opened(o.shard, o.attempt, o.next_batch, o.batches)
+            case "open_shards":
+                for o in m.open_shards.open:
+                    self.ledger.opened(o.shard, o.attempt, o.next_batch, o.batches)
+                self.ledger.open_only({o.shard for o in m.open_shards.open})
+            case "close_shard":
+                self.ledger.close(m.close_shard.shard)
+            case "close_epoch":
+                self.ledger.close_epoch(m.close_epoch.epoch)
+            case "hold":
+                self.ledger.hold(m.hold.cut, m.hold.at)
+            case "advance":
+                self.world.faults["cut found unequal"] += 1
+                self.ledger.advance(m.advance.cut, {x.shard: x.next_batch for x in m.advance.counters})
+            case "release":
+                self.ledger.release(m.release.cut)
+            case "freeze":
+                cut = m.freeze.cut
+                self.views.setdefault(cut, (self.ledger.version, self.witness.copy()))
+                self.world.say(self, pb.FromReplica(frozen=pb.Frozen(cut=cut, detail=self.name)))
+            case "drop_view":
+                self.views.pop(m.drop_view.cut, None)
+        self.settle()
+
+    def view(self, cut: int) -> tuple[int, Witness] | None:
+        """What an evaluation round reads: the version it is of, and everything that was applied by then."""
+        return self.views.get(cut)
+
+    def push(self, push: Push, positions: tuple[int, ...], answer: Callable[[Ruling], None]) -> None:
+        if self.alive:
+            self.waiting.append((push, positions, answer))
+            self.settle()
+
+    def settle(self) -> None:
+        """Judge what waits until nothing changes any more."""
+        moved = True
+        while moved:
+            moved = False
+            for entry in list(self.waiting):
+                push, positions, answer = entry
+                ruling = self.ledger.judge(push)
+                if ruling.verdict is Verdict.WAIT:
+                    continue
+                self.waiting.remove(entry)
+                if ruling.verdict is Verdict.APPLY:
+                    for p in positions:
+                        self.witness[(push.epoch, p)] += 1
+                    self.ledger.applied(push)
+                    moved = True
+                answer(ruling)
+        report = self.ledger.report()
+        if report is not None:
+            counters = [pb.Counter(shard=s, next_batch=n) for s, n in report[1].items()]
+            self.world.say(self, pb.FromReplica(held=pb.Held(cut=report[0], counters=counters)))
+
+
+class Worker:
+    """Does with a lease what a worker does, in virtual time."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.session = world.parts.session(name, f"{name}@{world.random.random()}", capacity=2)
+        self.alive = True
+        self.busy = False
+        self.stalled = False
+
+    @property
+    def incarnation(self) -> str:
+        return self.session.incarnation
+
+    def hello(self) -> pb.FromReplica:
+        return self.session.hello()
+
+    def receive(self, m: pb.ToReplica) -> None:
+        if not self.stalled:
+            self.session.receive(m)
+            self.go_on()
+
+    def terminate(self) -> None:
+        """SIGTERM: give back what waits, finish the batch in flight, go."""
+        if self.session.leaving:
+            return
+        for message in self.session.leave():
+            self.world.say(self, message)
+        self.world.clock.after(
+            BUDGET.grace_seconds, lambda: self.world.process_ends(self.name, PREEMPTED, "the grace is over")
+        )
+        self.go_on()
+
+    def go_on(self) -> None:
+        if not self.alive or self.stalled:
+            return
+        over = self.session.leaving and not self.busy and not self.session.queue
+        if self.session.shutdown or over:
+            how = (FINISHED, "exit code 0") if self.session.shutdown else (PREEMPTED, "exit code 143")
+            self.world.process_ends(self.name, *how)
+            return
+        if self.busy or not self.session.servers:
+            return
+        work = self.session.current()
+        if work is not None:
+            self.busy = True
+            self.world.clock.after(self.world.random.uniform(0.01, 0.05), lambda: self.compute(work))
+
+    def compute(self, work: Work) -> None:
+        if not self.alive or self.stalled:
+            return
+        if not self.session.holds(work):
+            self.done()
+        elif work.kind == Kind.TRAIN:
+            positions = self.world.positions(work, work.next_batch)
+            if not self.crashes(work, positions):
+                self.push(work, work.next_batch, positions)
+        elif work.kind != Kind.PROBE or not self.crashes(work, tuple(range(work.start, work.stop))):
+            self.world.say(self, self.session.completed(work, self.result(work)))
+            self.done()
+
+    def result(self, work: Work) -> str:
+        world = self.world
+        if work.kind == Kind.EVALUATE:
+            world.check_view(int(work.payload))
+            return json.dumps(list(range(work.start, work.stop)))
+        if work.kind == Kind.SUMMARIZE:
+            seen = sorted(p for part in json.loads(work.payload) for p in json.loads(part))
+            if seen != list(range(world.scenario.validation)):
+                raise Violation(f"an evaluation round saw {seen}")
+            return json.dumps({"accuracy": 1.0})
+        return "model" if work.kind == Kind.EXPORT else ""
+
+    def crashes(self, work: Work, positions: tuple[int, ...]) -> bool:
+        bad = set(self.world.scenario.bad_records) - set(work.bad_records)
+        if not bad & set(positions):
+            return False
+        self.world.faults["bad record met"] += 1
+        if self.world.scenario.segfault:
+            self.world.process_ends(self.name, CRASHED, "killed by SIGSEGV")
+        else:
+            self.world.say(self, self.session.failed(work, "ValueError: bad record"))
+            self.done()
+        return True
+
+    def push(self, work: Work, batch: int, positions: tuple[int, ...]) -> None:
+        """Push to every server, again and again until all have it or somebody says no."""
+        world = self.world
+        owed = set(world.servers)
+        over = False
+        kept = tuple(p for p in positions if p not in work.bad_records)
+        push = Push(self.session.timeline, work.round, work.index, work.attempt, batch)
+
+        def answered(server: str, ruling: Ruling) -> None:
+            nonlocal over
+            if over or not self.alive or self.stalled:
+                return
+            if ruling.verdict in (Verdict.APPLY, Verdict.REPEAT):
+                owed.discard(server)
+                if not owed:
+                    over = True
+                    world.say(self, self.session.committed(work, batch + 1, 0.5))
+                    if self.session.leaving and self.session.holds(work):
+                        world.say(self, self.session.returned(work, "the worker is leaving"))
+                    self.done()
+            elif ruling.verdict is Verdict.REFUSE:
+                over = True
+                world.faults["push refused"] += 1
+                if self.session.holds(work):
+                    world.say(self, self.session.returned(work, ruling.reason))
+                self.done()
+            else:
+                raise Violation(f"{self.name} was asked to resend from {ruling.next_batch} at batch {batch}")
+
+        def send() -> None:
+            if over or not self.alive or self.stalled:
+                return
+            if not self.session.holds(work):
+                return give_up()
+            for name in sorted(owed):
+                server = world.servers[name]
+
+                def reply(ruling: Ruling, name: str = name) -> None:
+                    world.datagrams.send(lambda: answered(name, ruling))
+
+                world.datagrams.send(lambda server=server, reply=reply: server.push(push, kept, reply))
+            world.clock.after(RESEND_SECONDS, send)
+
+        def give_up() -> None:
+            nonlocal over
+            over = True
+            self.done()
+
+        send()
+
+    def done(self) -> None:
+        self.busy = False
+        self.go_on()
