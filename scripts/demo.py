@@ -100,7 +100,7 @@ def show(result: dict[str, object], killed: list[str]) -> None:
     recoveries = ", ".join(f"{s:.2f}" for s in status.get("recovery_seconds", []))
     source = DATA / "_SOURCE"
     table = Table(title=f"{JOB}: {result['outcome']}", show_header=False, title_justify="left")
-    table.add_row("data", source.read_text().strip() if source.exists() else str(DATA))
+    table.add_row("data", source.read_text().splitlines()[-1] if source.exists() else str(DATA))
     table.add_row("steps", str(status["version"]))
     table.add_row("records trained", f"{int(status['records_done']):,} (audit: {status.get('audit') or 'not made'})")
     table.add_row("kills survived", f"{len(killed)} ({', '.join(killed)})" if killed else "0")

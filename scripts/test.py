@@ -66,7 +66,8 @@ def main() -> int:
             continue
         print(f"== {level.name}", flush=True)
         began = time.monotonic()
-        passed = all([subprocess.run(command, cwd=ROOT).returncode == 0 for command in level.commands])
+        codes = [subprocess.run(command, cwd=ROOT).returncode for command in level.commands]
+        passed = not any(codes)
         took.append((level, time.monotonic() - began, passed))
     print(f"\n{'level':<12} {'seconds':>8} {'budget':>8}")
     for level, seconds, passed in took:
@@ -75,10 +76,9 @@ def main() -> int:
     total = sum(seconds for _, seconds, _ in took)
     print(f"{'all':<12} {total:>8.0f} {BUDGET_SECONDS:>8}\n")
     failed = [level.name for level, _, passed in took if not passed]
-    print(
-        f"levels: {len(took) - len(failed)} passed, {len(failed)} failed"
-        + (f" ({', '.join(failed)})" if failed else "")
-    )
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    print(f"levels: {len(took) - len(failed)} passed, {len(failed)} failed")
     return 1 if failed else 0
 
 
