@@ -42,7 +42,7 @@ def duration(seconds: float) -> str:
 
 def number(value: float) -> str:
     """A whole number with its thousands marked, another one with six digits."""
-    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.6g}"
+    return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.6g}"
 
 
 def sparkline(values: Sequence[float]) -> str:
