@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 SOURCES := pyproject.toml constraints.txt $(wildcard native/*)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint test-kills test-backends bench docs clean
+.PHONY: demo test lint test-kills test-zoo test-backends bench docs clean
 
 demo: $(VENV)/.demo  ## Train MNIST on local processes and kill workers on the way.
 	$(BIN)/python scripts/demo.py
@@ -19,6 +19,9 @@ lint: $(VENV)/.dev
 
 test-kills: $(VENV)/.dev  ## 20 jobs whose workers are killed, 5 whose master is killed too, each audited.
 	$(BIN)/python -m tests.processes.kills --runs 20 --master_runs 5 --report benchmarks/results/kills.json
+
+test-zoo: $(VENV)/.dev  ## Whole MNIST jobs: one worker, two, and one killed every few seconds.
+	$(BIN)/python -m pytest -q tests/zoo -m long
 
 test-backends: $(VENV)-jax/.ready $(VENV)-tensorflow/.ready  ## The Trainable contract on the other Keras backends.
 	KERAS_BACKEND=jax $(VENV)-jax/bin/python -m pytest -q tests/frameworks -m backend
