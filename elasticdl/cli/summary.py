@@ -34,6 +34,8 @@ def rows(result: Mapping[str, Any], logs: Path) -> list[tuple[str, str]]:
         found.append(("records trained", f"{s.records_done:,} of {s.records_total:,}{epochs}"))
         if s.has_loss:
             found.append(("last loss", number(s.loss)))
+    if s.audit:
+        found.append(("audit", s.audit))
     if s.evaluations:
         last = s.evaluations[-1]
         metrics = ", ".join(f"{name} {number(value)}" for name, value in sorted(last.metrics.items()))
@@ -107,6 +109,7 @@ def status_json(status: pb.Status) -> dict[str, Any]:
         "output": status.output,
         "checkpoint": status.checkpoint,
         "master_starts": status.master_starts,
+        "audit": status.audit,
     }
 
 

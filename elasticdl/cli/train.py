@@ -144,6 +144,9 @@ async def _launch(prepared: Prepared, console: Console, interrupts: Interrupts) 
         following.cancel()
         await asyncio.wait({following})
         screen.close()
+        broken = None if following.cancelled() else following.exception()
+        if broken is not None:  # a view that cannot be drawn is no reason to stop training
+            screen.tell(f"The view broke: {broken!r}")
     code = _exit_code(result, interrupts)
     result["exit_code"] = code
     write_result(paths, result)
