@@ -16,7 +16,7 @@ from elasticdl.data.dataset import Dataset
 from elasticdl.data.ranges import epoch_order
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
-from elasticdl.ps.snapshot import MANIFEST, write_durably
+from elasticdl.ps.snapshot import MANIFEST, Manifest, write_durably
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -65,18 +65,19 @@ class Actions:
         shards = job.shards
         at = dict(counters)
         batches = {s.id: s.batches for s in shards.open_training()}
-        manifest = {
+        manifest: Manifest = {
             "version": version,
             "files": dict(files),
-            "open": {s: [at.get(s, 0), n] for s, n in batches.items()},
-            "next": [shards.epoch, shards.index],
-            "done": {str(epoch): [d.batches, d.records] for epoch, d in shards.done.items()},
+            "open": {s: (at.get(s, 0), n) for s, n in batches.items()},
+            "next": (shards.epoch, shards.index),
+            "done": {str(epoch): (d.batches, d.records) for epoch, d in shards.done.items()},
             "committed": {s.id: s.next_batch for s in shards.open_training()},
-            "bad_records": [[b.record, b.name, b.error] for b in shards.bad_records],
+            "bad_records": [(b.record, b.name, b.error) for b in shards.bad_records],
             "training_data": self.training.fingerprint(),
             "minibatch_size": self.spec.minibatch_size,
             "num_minibatches_per_task": self.spec.num_minibatches_per_task,
             "seed": self.spec.seed,
+            "shuffle": self.spec.shuffle,
         }
         write_durably(directory / MANIFEST, json.dumps(manifest, indent=1).encode())
         return str(directory)

@@ -20,9 +20,10 @@ def restored(job: Job, directory: Path, spec: JobSpec, training: Dataset) -> Job
         "--minibatch_size": spec.minibatch_size,
         "--num_minibatches_per_task": spec.num_minibatches_per_task,
         "--seed": spec.seed,
+        "--shuffle": spec.shuffle,
         "--training_data": training.fingerprint(),
     }
-    then = {flag: manifest[flag.removeprefix("--")] for flag in now}
+    then = {flag: dict(manifest)[flag.removeprefix("--")] for flag in now}
     changed = [f"{flag} (was {then[flag]})" for flag in now if now[flag] != then[flag]]
     if changed:
         raise JobFailed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import socket
@@ -22,7 +23,8 @@ from elasticdl.wire.frames import Answer, Header, Op, floats, ids
 
 log = logging.getLogger(__name__)
 
-RESEND_SECONDS, WARN_SECONDS = 2.0, 30.0
+RESEND_SECONDS, LAST_RESEND_SECONDS, WARN_SECONDS = 2.0, 16.0, 30.0
+HEARTBEAT_MILLISECONDS = 5000
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
@@ -58,8 +60,15 @@ class Reply:
 class Client:
     """Used by one thread, except `interrupt`."""
 
-    def __init__(self, addresses: Sequence[str], token: str, spec: ParametersSpec, timeline: int) -> None:
-        self.spec, self.timeline = spec, timeline
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        token: str,
+        spec: ParametersSpec,
+        timeline: int,
+        resend_seconds: float = RESEND_SECONDS,
+    ) -> None:
+        self.spec, self.timeline, self.resend_seconds = spec, timeline, resend_seconds
         self.servers = len(addresses)
         self._addresses = list(addresses)
         trainable = tuple(v for v in spec.variables if v.trainable)
@@ -72,11 +81,12 @@ class Client:
         self._called_off: Callable[[], bool] = lambda: False
         self._bell, self._rope = socket.socketpair()
         self._bell.setblocking(False)
+        self._rope.setblocking(False)
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._poller.register(self._bell, zmq.POLLIN)
         self._sockets = [self._connect(a) for a in self._addresses]
-        self._ask({s: [token.encode()] for s in range(self.servers)}, Op.GREET)
+        self._token, self._greeted = token, False
 
     def close(self) -> None:
         for s in self._sockets:
@@ -87,7 +97,8 @@ class Client:
 
     def interrupt(self) -> None:
         """Look again, from any thread, whether the wait was called off."""
-        self._rope.send(b"!")
+        with contextlib.suppress(OSError):  # full: it rings already; closed: nobody waits any more
+            self._rope.send(b"!")
 
     def called_off_by(self, question: Callable[[], bool]) -> None:
         """`question` says whether to give up the request that is waiting; it is asked whenever `interrupt` rings."""
@@ -173,17 +184,24 @@ class Client:
         s.setsockopt(zmq.IDENTITY, b"w" + secrets.token_bytes(12))
         s.setsockopt(zmq.RECONNECT_IVL, 50)
         s.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        # A connection that swallows everything is given up, and made again under the same identity.
+        s.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
+        s.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MILLISECONDS)
         s.connect(address)
         self._poller.register(s, zmq.POLLIN)
         return s
 
     def _ask(self, bodies: Mapping[int, list[Any]], op: Op, **fields: Any) -> dict[int, Reply]:
         """Send to these servers, collect one answer from each; again what stays unanswered."""
+        if not self._greeted and op is not Op.GREET:
+            self._ask({s: [self._token.encode()] for s in range(self.servers)}, Op.GREET)
+            self._greeted = True
         self._request += 1
         header = Header(op, self._request, self.timeline, **fields).pack()
         replies: dict[int, Reply] = {}
         began = time.monotonic()
-        resend, warn = began + RESEND_SECONDS, began + WARN_SECONDS
+        wait = self.resend_seconds
+        resend, warn = began + wait, began + WARN_SECONDS
         for place_, s in enumerate(bodies):
             if op is Op.PUSH and place_ == 1:
                 faults.point("worker.between_pushes")
@@ -202,7 +220,9 @@ class Client:
                 missing = [s for s in bodies if s not in replies]
                 for s in missing:
                     self._sockets[s].send_multipart([header, *bodies[s]], copy=False)
-                resend = now + RESEND_SECONDS
+                # Slower each time: a server that writes a checkpoint is not helped by more copies.
+                wait = min(2 * wait, LAST_RESEND_SECONDS)
+                resend = now + wait
                 if now >= warn:
                     where = ", ".join(f"ps-{s} ({self._addresses[s]})" for s in missing)
                     log.warning("No answer to %s for %.0f s from %s", op.name, now - began, where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import queue
@@ -13,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from pydantic import ValidationError
 
 from elasticdl.errors import DataError
 from elasticdl.job.parameters import ParametersSpec
 from elasticdl.ps import snapshot
 from elasticdl.ps.ledger import Entry, Ledger, Push, Verdict
 from elasticdl.ps.parameters import Parameters
+from elasticdl.ps.placement import place
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.frames import Answer, BadFrame, Header, Op, floats, ids
 
 log = logging.getLogger(__name__)
 
 UNKNOWN_SECONDS = 10.0  # how long a push of a lease not heard of may wait
+MAX_DIM = 1 << 20  # of a table's rows
 Frames = Sequence[memoryview]
 
 
@@ -44,25 +46,29 @@ class Service:
 
     def __init__(
         self, index: int, servers: int, seed: int, token: str, say: Callable[[pb.FromReplica], None],
-        host: str = "127.0.0.1", init_from: Path | None = None,
+        host: str = "127.0.0.1", init_from: Path | None = None, unknown_seconds: float = UNKNOWN_SECONDS,
     ) -> None:  # fmt: skip
         self.index, self.servers, self.seed, self.token, self.say = index, servers, seed, token, say
+        self.unknown_seconds = unknown_seconds
         self.ledger = Ledger()
         self.parameters: Parameters | None = None
         self.init_from = init_from
         if init_from is not None:
             manifest = snapshot.read_manifest(init_from)
-            self.ledger.version = int(manifest["version"])
+            self.ledger.version = manifest["version"]
             for shard, (next_batch, batches) in manifest["open"].items():
                 self.ledger.entries[shard] = Entry(0, next_batch, batches)
         self._greeted: set[bytes] = set()
         self._waiting: dict[tuple[bytes, str], Waiting] = {}
         self._directives: queue.SimpleQueue[pb.ToReplica | None] = queue.SimpleQueue()
         self._bell, self._rope = socket.socketpair()
+        self._rope.setblocking(False)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
+        # A client that reconnects is itself again, even where its old connection has not been noticed to be dead.
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.MAXMSGSIZE, 1 << 31)
         self._socket.bind(f"tcp://{host}:*")
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -70,11 +76,15 @@ class Service:
     def direct(self, message: pb.ToReplica) -> None:
         """Hand a directive of the master to the thread."""
         self._directives.put(message)
-        self._rope.send(b"!")
+        self._ring()
 
     def stop(self) -> None:
         self._directives.put(None)
-        self._rope.send(b"!")
+        self._ring()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):  # full: it rings already; closed: nobody is there any more
+            self._rope.send(b"!")
 
     def run(self) -> None:
         """Serve until told to stop."""
@@ -83,7 +93,7 @@ class Service:
         poller.register(self._bell, zmq.POLLIN)
         try:
             while True:
-                ready = dict(poller.poll(1000))
+                ready = dict(poller.poll(int(min(1.0, self.unknown_seconds) * 1000)))
                 if self._bell.fileno() in ready:
                     self._bell.recv(4096)
                     if not self._obey():
@@ -169,10 +179,12 @@ class Service:
                 continue
             try:
                 self._request(sender, header, frames[1:])
-            except (BadFrame, DataError, KeyError, ValidationError) as error:
+            except (DataError, KeyError, ValueError, OverflowError, MemoryError) as error:
                 text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
                 log.warning("Refused %s: %s", header.op.name, text)
                 self._refuse(sender, header, text)
+            if header.op is Op.PUSH:  # apart: what fails while it is applied must not be taken for a refusal
+                self._settle()
 
     def _request(self, sender: bytes, header: Header, body: Frames) -> None:
         if header.op is Op.GREET:
@@ -189,8 +201,10 @@ class Service:
         parameters = self._declared()
         if header.op is Op.PUSH:
             key = (sender, f"train/{header.epoch}/{header.index}")
-            self._waiting[key] = Waiting(sender, header, body, time.monotonic())
-            return self._settle()
+            said = self._waiting.get(key)
+            since = said.since if said is not None and said.header == header else time.monotonic()
+            self._waiting[key] = Waiting(sender, header, body, since)
+            return None
         if header.op is Op.PULL:
             weights, state = parameters.pull(header.view)
             return self._answer(sender, header, Answer.OK, weights, state)
@@ -209,6 +223,7 @@ class Service:
             raise BadFrame(f"{len(body)} frames in a declaration, expected 3")
         spec = ParametersSpec.model_validate_json(bytes(body[0]))
         if self.parameters is None:
+            self._check_sizes(spec, body)
             parameters = Parameters(spec, self.index, self.servers, self.seed)
             if self.init_from is not None:
                 snapshot.restore(parameters, self.init_from)
@@ -223,6 +238,16 @@ class Service:
         elif spec != self.parameters.spec:
             raise BadFrame("another worker declared a different model: did the model file change during the job?")
         self._answer(sender, header, Answer.OK)
+
+    def _check_sizes(self, spec: ParametersSpec, body: Frames) -> None:
+        """Before anything is allocated: the values sent are as many as the shapes say."""
+        if any(d < 0 for v in spec.variables for d in v.shape) or any(t.dim > MAX_DIM for t in spec.tables):
+            raise BadFrame("a declaration with impossible shapes")
+        for trainable, frame, what in ((True, body[1], "initial values"), (False, body[2], "initial state")):
+            pieces = place(tuple(v for v in spec.variables if v.trainable is trainable), self.servers)[self.index]
+            count = sum(p.stop - p.start for p in pieces)
+            if len(frame) != 4 * count:
+                raise BadFrame(f"{what}: {len(frame)} bytes, expected {count} float32 values ({4 * count} bytes)")
 
     def _declared(self) -> Parameters:
         if self.parameters is None:
@@ -284,7 +309,7 @@ class Service:
     def _expire(self) -> None:
         now = time.monotonic()
         for key, w in list(self._waiting.items()):
-            if now - w.since > UNKNOWN_SECONDS and key[1] not in self.ledger.entries:
+            if now - w.since > self.unknown_seconds and key[1] not in self.ledger.entries:
                 del self._waiting[key]
                 self._refuse(w.sender, w.header, f"shard {key[1]} is not open here")
 

@@ -1,0 +1,351 @@
+"""Clients and one to three servers: the same bits as one machine, whatever is repeated, lost or called off."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticdl.errors import Refused
+from elasticdl.ps.client import Batch, Client, Interrupted, Resend
+from elasticdl.wire import control_pb2 as pb
+from tests.ps.servers import TOKEN, Servers, Trainer, model, serving, training
+from tests.ps.stores import OPTIMIZERS
+
+SGD = model(OPTIMIZERS["sgd"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("optimizer", ["sgd", "torch nesterov", "keras adagrad", "keras adam", "torch adam"])
+def test_any_number_of_servers_holds_what_one_machine_would(count: int, optimizer: str) -> None:
+    spec = model(OPTIMIZERS[optimizer], large=count == 2)
+    with serving(count) as servers, training(servers, spec) as trainer:
+        servers.open()
+        for step in range(5):
+            ids = np.arange(10)
+            for name, table in trainer.truth.tables.items():
+                np.testing.assert_array_equal(trainer.client.rows(name, ids), table.pull(ids))
+            assert trainer.step() == step + 1
+        trainer.step(ids=0)  # a batch without rows still counts on every server
+        trainer.check()
+
+
+def test_declaring_again_changes_nothing_and_another_model_is_refused() -> None:
+    with serving(2) as servers, training(servers, SGD) as trainer:
+        servers.open()
+        trainer.step()
+        late = servers.client(SGD)
+        late.declare(np.zeros(late.trainable_size, np.float32), np.zeros(late.state_size, np.float32))
+        trainer.check(client=late)
+        late.close()
+        other = servers.client(model(OPTIMIZERS["keras adam"]))
+        with pytest.raises(Refused, match="another worker declared a different model"):
+            other.declare(np.zeros(other.trainable_size, np.float32), np.zeros(other.state_size, np.float32))
+        other.close()
+        trainer.check()
+
+
+def test_a_repeated_push_is_acknowledged_and_not_applied() -> None:
+    with serving(2) as servers, training(servers, SGD) as trainer:
+        servers.open()
+        what = trainer.batch()
+        first = trainer.client.push(Batch(0, 0, 1, 0), *what)
+        trainer.truth.push(*what)
+        for _ in range(3):
+            assert trainer.client.push(Batch(0, 0, 1, 0), *trainer.batch()) == first
+        trainer.check()
+
+
+def test_a_batch_that_came_too_early_is_asked_for_again_from_where_the_server_stands() -> None:
+    with serving(2) as servers, training(servers, SGD) as trainer:
+        servers.open()
+        trainer.step()
+        with pytest.raises(Resend) as resend:
+            trainer.client.push(Batch(0, 0, 1, 3), *trainer.batch())
+        assert resend.value.next_batch == 1
+        trainer.step()
+        trainer.check()
+
+
+def test_a_batch_that_reached_one_of_two_servers_is_applied_once_on_both_by_the_next_lease() -> None:
+    with serving(2) as servers, training(servers, SGD) as trainer:
+        servers.open()
+        trainer.step()
+        torn = trainer.batch()
+        servers.direct(servers=1, hold=pb.Hold(cut=1, at=0))
+        servers.hear("held", 1)
+        dies = servers.client(SGD)
+        dead = threading.Event()
+        dies.called_off_by(dead.is_set)
+        pushing = threading.Thread(target=_push_until_called_off, args=(dies, Batch(0, 0, 1, 1), torn))
+        pushing.start()
+        _wait_until(lambda: servers.services[0].ledger.version == 2)
+        dead.set()
+        dies.interrupt()
+        pushing.join(10)
+        dies.close()
+        assert [s.ledger.version for s in servers.services] == [2, 1]
+        servers.open(attempt=2)
+        servers.direct(release=pb.Release(cut=1))
+        with pytest.raises(Refused, match="lease 1 of train/0/0 was revoked"):
+            trainer.client.push(Batch(0, 0, 1, 1), *torn)
+        heir = servers.client(SGD)
+        assert heir.push(Batch(0, 0, 2, 1), *torn) == 2
+        trainer.truth.push(*torn)
+        trainer.check(client=heir)
+        heir.close()
+
+
+def _push_until_called_off(client: Client, batch: Batch, what: Any) -> None:
+    with contextlib.suppress(Interrupted):
+        client.push(batch, *what)
+
+
+def _wait_until(true: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    bell = threading.Event()
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        bell.wait(0.002)
+
+
+def test_closed_shards_and_epochs_refuse_and_say_so() -> None:
+    with serving(1) as servers, training(servers, SGD) as trainer:
+        servers.open(batches=1)
+        trainer.step()
+        with pytest.raises(Refused, match="has only 1 batches"):
+            trainer.client.push(Batch(0, 0, 1, 1), *trainer.batch())
+        servers.direct(close_shard=pb.CloseShard(shard="train/0/0"))
+        with pytest.raises(Refused, match="shard train/0/0 is closed"):
+            trainer.client.push(Batch(0, 0, 1, 0), *trainer.batch())
+        servers.direct(close_epoch=pb.CloseEpoch(epoch=0))
+        with pytest.raises(Refused, match="shard train/0/5 is closed"):
+            trainer.client.push(Batch(0, 5, 1, 0), *trainer.batch())
+        trainer.check()
+
+
+def test_a_push_of_a_lease_not_heard_of_waits_for_the_news() -> None:
+    with serving(2) as servers, training(servers, SGD) as trainer:
+        servers.open(servers=0)
+        opener = threading.Timer(0.2, lambda: servers.open(servers=1))
+        opener.start()
+        trainer.step()
+        trainer.check()
+
+
+def test_a_push_of_an_unknown_shard_is_refused_in_the_end_however_often_it_is_sent() -> None:
+    """The client sends again what stays unanswered; that must not start the wait anew."""
+    with serving(1, unknown_seconds=0.5) as servers, training(servers, SGD, resend_seconds=0.05) as trainer:
+        began = time.monotonic()
+        with pytest.raises(Refused, match="shard train/0/3 is not open here"):
+            trainer.client.push(Batch(0, 3, 1, 0), *trainer.batch())
+        assert 0.5 < time.monotonic() - began < 5
+
+
+def test_another_timeline_is_refused() -> None:
+    with serving(1) as servers, training(servers, SGD):
+        old = servers.client(SGD, timeline=3)
+        with pytest.raises(Refused, match="timeline 3 is over; it is 0 now"):
+            old.pull()
+        old.close()
+
+
+def test_a_wrong_token_is_refused() -> None:
+    with serving(2) as servers:
+        stranger = servers.client(SGD, token="guess")
+        with pytest.raises(Refused, match="not the token of this job"):
+            stranger.pull()
+        stranger.close()
+
+
+def test_a_push_waiting_behind_a_cut_is_called_off_at_once() -> None:
+    with serving(2) as servers, training(servers, SGD) as trainer:
+        servers.open()
+        servers.direct(hold=pb.Hold(cut=1, at=0))
+        servers.hear("held")
+        gone = threading.Event()
+        trainer.client.called_off_by(gone.is_set)
+
+        def call_off() -> None:
+            gone.set()
+            trainer.client.interrupt()
+
+        threading.Timer(0.2, call_off).start()
+        began = time.monotonic()
+        with pytest.raises(Interrupted):
+            trainer.client.push(Batch(0, 0, 1, 0), *trainer.batch())
+        assert time.monotonic() - began < 1
+
+
+def test_a_client_whose_servers_are_gone_can_be_called_off_before_its_first_word() -> None:
+    with serving(1) as servers:
+        addresses = servers.addresses
+    client = Client(addresses, TOKEN, SGD, 0)
+    gone = threading.Event()
+    client.called_off_by(gone.is_set)
+    threading.Timer(0.1, lambda: (gone.set(), client.interrupt())).start()
+    with pytest.raises(Interrupted):
+        client.declare(np.zeros(client.trainable_size, np.float32), np.zeros(client.state_size, np.float32))
+    client.close()
+    client.interrupt()  # a late word of the master disturbs nobody
+
+
+def test_ringing_often_never_blocks() -> None:
+    with serving(1) as servers:
+        client = servers.client(SGD)
+        for _ in range(5000):
+            client.interrupt()
+        client.close()
+        servers.services[0].stop()
+        for _ in range(5000):
+            servers.open()
+
+
+def test_resends_of_an_impatient_client_do_no_harm() -> None:
+    with serving(2) as servers, training(servers, SGD, resend_seconds=0.001) as trainer:
+        servers.open()
+        for _ in range(30):
+            trainer.step()
+        trainer.check()
+
+
+def test_state_differences_of_several_workers_add_up() -> None:
+    with serving(2) as servers, training(servers, SGD) as trainer:
+        none = np.zeros(trainer.client.trainable_size, np.float32)
+        start = trainer.client.pull()[1]
+        ones = np.ones(trainer.client.state_size, np.float32)
+
+        def work(index: int) -> None:
+            client = servers.client(SGD)
+            servers.open(index)
+            for n in range(20):
+                client.push(Batch(0, index, 1, n), none, ones * (index + 1), {})
+            client.close()
+
+        workers = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+        for w in workers:
+            w.start()
+        for w in workers:
+            w.join(20)
+        _, state, version = trainer.client.pull()
+        assert version == 60
+        np.testing.assert_allclose(state - start, 20 * (1 + 2 + 3), rtol=1e-5)
+
+
+@pytest.fixture
+def cut() -> Iterator[tuple[Servers, Trainer]]:
+    """Two servers with some training done."""
+    with serving(2) as servers, training(servers, SGD) as trainer:
+        servers.open()
+        for _ in range(3):
+            trainer.step()
+        yield servers, trainer
+
+
+def test_a_view_shows_the_moment_it_was_pinned_while_training_goes_on(cut: tuple[Servers, Trainer]) -> None:
+    servers, trainer = cut
+    servers.direct(hold=pb.Hold(cut=1, at=0))
+    held = servers.hear("held")
+    assert all({c.shard: c.next_batch for c in h.counters} == {"train/0/0": 3} for h in held.values())
+    servers.direct(freeze=pb.Freeze(cut=1, purpose="view"))
+    assert not any(f.error for f in servers.hear("frozen").values())
+    servers.direct(release=pb.Release(cut=1))
+    pinned = trainer.client.pull()
+    known = np.arange(-60, 60)
+    rows = {name: table.peek(known, 0) for name, table in trainer.truth.tables.items()}
+    ids_before = {name: trainer.client.export_ids(name) for name in rows}
+    trainer.step(ids=5)
+    weights, state, _ = trainer.client.pull(view=1)
+    np.testing.assert_array_equal(weights, pinned[0])
+    np.testing.assert_array_equal(state, pinned[1])
+    unborn = np.arange(10**6, 10**6 + 50)
+    for name, expected in rows.items():
+        np.testing.assert_array_equal(trainer.client.rows(name, known, view=1), expected)
+        trainer.client.rows(name, unborn, view=1)
+        assert not np.isin(unborn, trainer.client.export_ids(name)).any(), "an evaluation pull created rows"
+        assert set(ids_before[name]) <= set(trainer.client.export_ids(name))
+    trainer.check()
+    servers.direct(drop_view=pb.DropView(cut=1))
+    with pytest.raises(Refused, match="view 1 is not pinned here"):
+        trainer.client.pull(view=1)
+
+
+def test_a_held_push_goes_through_after_the_release(cut: tuple[Servers, Trainer]) -> None:
+    servers, trainer = cut
+    servers.direct(hold=pb.Hold(cut=1, at=0))
+    servers.hear("held")
+    released = threading.Timer(0.3, lambda: servers.direct(release=pb.Release(cut=1)))
+    released.start()
+    began = time.monotonic()
+    trainer.step()
+    assert time.monotonic() - began > 0.25
+    trainer.check()
+
+
+def test_a_cut_at_a_later_version_lets_pushes_through_until_then(cut: tuple[Servers, Trainer]) -> None:
+    servers, trainer = cut
+    servers.direct(hold=pb.Hold(cut=1, at=5))
+    trainer.step()
+    trainer.step()
+    held = servers.hear("held")
+    assert all(h.counters[0].next_batch == 5 for h in held.values())
+
+
+def test_servers_that_stand_unequal_advance_to_the_same_batch(cut: tuple[Servers, Trainer]) -> None:
+    servers, trainer = cut
+    servers.direct(servers=1, hold=pb.Hold(cut=1, at=0))
+    servers.hear("held", 1)
+    what = trainer.batch()
+    pushing = threading.Thread(target=trainer.client.push, args=(Batch(0, 0, 1, 3), *what))
+    pushing.start()
+    _wait_until(lambda: servers.services[0].ledger.version == 4)
+    servers.direct(servers=0, hold=pb.Hold(cut=1, at=0))
+    assert servers.hear("held", 1)[0].counters[0].next_batch == 4
+    servers.direct(advance=pb.Advance(cut=1, counters=[pb.Counter(shard="train/0/0", next_batch=4)]))
+    held = servers.hear("held")
+    assert [held[s].counters[0].next_batch for s in (0, 1)] == [4, 4]
+    pushing.join(10)
+    servers.direct(release=pb.Release(cut=1))
+    trainer.truth.push(*what)
+    trainer.check()
+
+
+def test_directives_are_heard_while_pushes_pour_in() -> None:
+    with serving(1) as servers, training(servers, SGD) as trainer:
+        stop = threading.Event()
+
+        def pour(index: int) -> None:
+            client = servers.client(SGD)
+            client.called_off_by(stop.is_set)
+            servers.open(index, batches=10**6)
+            none = np.zeros(client.trainable_size, np.float32)
+            state = np.zeros(client.state_size, np.float32)
+            try:
+                for n in range(10**6):
+                    client.push(Batch(0, index, 1, n), none, state, {})
+            except Interrupted:
+                client.close()
+
+        workers = [threading.Thread(target=pour, args=(i,)) for i in range(4)]
+        for w in workers:
+            w.start()
+        _wait_until(lambda: servers.services[0].ledger.version > 100)
+        for cut in range(1, 6):
+            began = time.monotonic()
+            servers.direct(hold=pb.Hold(cut=cut, at=0))
+            servers.hear("held")
+            assert time.monotonic() - began < 1
+            servers.direct(release=pb.Release(cut=cut))
+        stop.set()
+        servers.direct(hold=pb.Hold(cut=9, at=0))
+        servers.hear("held")
+        servers.direct(release=pb.Release(cut=9))
+        for w in workers:
+            w.join(10)
+            assert not w.is_alive()
+        assert trainer.client.pull()[2] > 100

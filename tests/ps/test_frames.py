@@ -1,0 +1,86 @@
+"""Headers and frames of the data plane: what is packed comes back, everything else is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticdl.wire.frames import MAGIC, Answer, BadFrame, Header, Op, floats, ids
+
+u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
+headers = st.builds(
+    Header, st.sampled_from(Op), u64, u64, st.sampled_from(Answer), u16, u32, u32, u32, u32, u64, u64
+)  # fmt: skip
+
+
+@given(headers)
+def test_a_header_survives_the_wire(header: Header) -> None:
+    packed = header.pack()
+    assert Header.unpack(packed) == header
+    assert Header.unpack(memoryview(packed)) == header
+
+
+@given(headers, st.data())
+def test_a_header_cut_short_or_too_long_is_refused(header: Header, data: st.DataObject) -> None:
+    packed = header.pack()
+    with pytest.raises(BadFrame, match="bytes"):
+        Header.unpack(packed[: data.draw(st.integers(0, len(packed) - 1))])
+    with pytest.raises(BadFrame, match="bytes"):
+        Header.unpack(packed + b"\0")
+
+
+@given(st.binary(min_size=56, max_size=56).filter(lambda b: not b.startswith(MAGIC)))
+def test_random_bytes_are_no_header(frame: bytes) -> None:
+    assert len(Header(Op.PULL, 1).pack()) == len(frame)
+    with pytest.raises(BadFrame, match="starts with"):
+        Header.unpack(frame)
+
+
+@pytest.mark.parametrize(("place", "value"), [(4, 0), (4, 7), (4, 255), (5, 5), (5, 255)])
+def test_an_unknown_operation_or_answer_is_refused(place: int, value: int) -> None:
+    packed = bytearray(Header(Op.PULL, 1).pack())
+    packed[place] = value
+    with pytest.raises(BadFrame):
+        Header.unpack(bytes(packed))
+
+
+def test_the_header_is_little_endian_and_stays_as_it_is() -> None:
+    """Golden bytes: servers and workers of different releases meet."""
+    header = Header(Op.PUSH, 2, 3, Answer.OK, 4, 5, 6, 7, 8, 9, 10)
+    assert header.pack().hex() == (
+        "45444c31" "04" "01" "0400" "0200000000000000" "0300000000000000" "0900000000000000"
+        "05000000" "06000000" "07000000" "08000000" "0a00000000000000"
+    )  # fmt: skip
+
+
+@given(st.binary(max_size=64), st.integers(0, 20))
+def test_floats_are_exactly_as_many_as_expected(frame: bytes, count: int) -> None:
+    if len(frame) == 4 * count:
+        assert len(floats(frame, count, "values")) == count
+    else:
+        with pytest.raises(BadFrame, match="values"):
+            floats(frame, count, "values")
+
+
+@given(st.binary(max_size=64))
+def test_ids_are_whole_numbers_of_eight_bytes(frame: bytes) -> None:
+    if len(frame) % 8:
+        with pytest.raises(BadFrame, match="64-bit"):
+            ids(frame, "ids")
+    else:
+        assert len(ids(frame, "ids")) == len(frame) // 8
+
+
+@pytest.mark.parametrize("offset", range(8))
+def test_unaligned_frames_are_read_right(offset: int) -> None:
+    numbers = np.arange(5, dtype="<i8")
+    frame = memoryview(b"x" * offset + numbers.tobytes())[offset:]
+    got = ids(frame, "ids")
+    assert got.flags.aligned
+    np.testing.assert_array_equal(got, numbers)
+    values = np.arange(10, dtype="<f4")
+    got = floats(memoryview(b"x" * offset + values.tobytes())[offset:], 10, "values")
+    assert got.flags.aligned
+    np.testing.assert_array_equal(got, values)

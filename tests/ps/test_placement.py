@@ -1,0 +1,95 @@
+"""Where parameters live: every element on one server, equal shares, and the same places in every release."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticdl.job.parameters import VariableSpec
+from elasticdl.ps.placement import PARTITIONS, SPLIT_BYTES, gather_index, partitions, place, servers_of, split
+
+sizes = st.lists(st.integers(0, 50) | st.sampled_from([SPLIT_BYTES // 4, SPLIT_BYTES // 4 + 1, 300_007]), max_size=6)
+servers = st.integers(1, 8)
+GOLDEN = [0, 527, 31, 468, 668, 700, 141, 864, 222, 432]
+
+
+def variables(sizes: list[int]) -> tuple[VariableSpec, ...]:
+    return tuple(VariableSpec(name=f"v{i}", shape=(n,)) for i, n in enumerate(sizes))
+
+
+@settings(deadline=None, max_examples=40)
+@given(sizes, servers)
+def test_every_element_is_on_exactly_one_server(sizes: list[int], count: int) -> None:
+    placed = [gather_index(p) for p in place(variables(sizes), count)]
+    assert len(placed) == count
+    times = np.bincount(np.concatenate(placed), minlength=sum(sizes))
+    assert len(times) == sum(sizes) and (times == 1).all()
+    for mine in placed:
+        assert (np.diff(mine) > 0).all(), "a server's elements come in the order of the buffer"
+
+
+@given(sizes, servers)
+def test_servers_hold_equal_shares_up_to_the_largest_whole_variable(sizes: list[int], count: int) -> None:
+    loads = [sum(p.stop - p.start for p in pieces) for pieces in place(variables(sizes), count)]
+    whole = [n for n in sizes if 4 * n <= SPLIT_BYTES]
+    cut = len(sizes) - len(whole)  # each cut variable leaves a rest of at most one element
+    assert max(loads) - min(loads) <= max(whole, default=0) + cut
+
+
+@given(sizes, servers)
+def test_small_variables_stay_whole_and_large_ones_are_cut_for_all(sizes: list[int], count: int) -> None:
+    pieces = place(variables(sizes), count)
+    start = 0
+    for n in sizes:
+        holders = [s for s, mine in enumerate(pieces) for p in mine if p.start < start + n and p.stop > start]
+        if 4 * n > SPLIT_BYTES:
+            assert sorted(holders) == list(range(count))
+        elif n:
+            assert len(holders) == 1
+        start += n
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_as_many_scalars_as_servers_lie_one_on_each(count: int) -> None:
+    """The witness model counts on it."""
+    assert [len(gather_index(p)) for p in place(variables([1] * count), count)] == [1] * count
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_rows_are_spread_evenly(count: int) -> None:
+    for ids in (
+        np.arange(80_000),
+        np.arange(80_000) * 1024,
+        np.random.default_rng(1).integers(-(2**63), 2**63, 80_000),
+    ):
+        share = np.bincount(servers_of(ids.astype(np.int64), count), minlength=count) / len(ids)
+        assert abs(share * count - 1).max() < 0.05
+
+
+def test_the_partition_of_an_id_never_changes() -> None:
+    """Golden values: a checkpoint's rows must be found by every later release."""
+    ids = np.array([0, 1, 2, 3, 1023, 1024, 10**12, -1, -(2**63), 2**63 - 1], np.int64)
+    assert partitions(ids).tolist() == GOLDEN
+    assert PARTITIONS == 1024
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60), servers)
+def test_splitting_ids_by_server_loses_none_and_keeps_their_order(numbers: list[int], count: int) -> None:
+    ids = np.array(numbers, np.int64)
+    cut = split(ids, count)
+    assert sorted(cut.order.tolist()) == list(range(len(ids)))
+    assert (cut.bounds[0], cut.bounds[-1], len(cut.bounds)) == (0, len(ids), count + 1)
+    for s in range(count):
+        mine = cut.order[cut.bounds[s] : cut.bounds[s + 1]]
+        assert (np.diff(mine) > 0).all()
+        assert set(servers_of(ids[mine], count)) <= {s}
+
+
+def test_a_partition_moves_to_a_neighbour_or_stays_when_a_server_is_added() -> None:
+    ids = np.arange(10_000)
+    for count in range(1, 8):
+        before, after = servers_of(ids, count), servers_of(ids, count + 1)
+        assert set((after - before).tolist()) <= set(range(count + 1))
+        assert (after >= before).all()

@@ -1,0 +1,192 @@
+"""A server under fire from strangers and garbage: it lives, and answers the next good client."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from elasticdl.job.parameters import ParametersSpec, TableSpec, VariableSpec
+from elasticdl.wire import control_pb2 as pb
+from elasticdl.wire.frames import Answer, Header, Op
+from tests.ps.servers import TOKEN, Servers, Trainer, model, serving, training
+from tests.ps.stores import OPTIMIZERS
+
+SPEC = model(OPTIMIZERS["sgd"])
+
+
+class Raw:
+    """A socket that says whatever it is told."""
+
+    def __init__(self, address: str, greet: bool = True) -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        self.socket.connect(address)
+        self.requests = 0
+        if greet:
+            assert self.ask(Op.GREET, TOKEN.encode())[0].answer is Answer.OK
+
+    def ask(self, op: Op, *body: Any, **fields: Any) -> tuple[Header, list[bytes]]:
+        self.requests += 1
+        self.socket.send_multipart([Header(op, self.requests, **fields).pack(), *body])
+        while True:
+            frames = self.socket.recv_multipart()
+            header = Header.unpack(frames[0])
+            if header.request == self.requests:
+                return header, frames[1:]
+
+    def refused(self, op: Op, *body: Any, **fields: Any) -> str:
+        header, frames = self.ask(op, *body, **fields)
+        assert header.answer is Answer.REFUSED, header
+        return frames[0].decode()
+
+    def close(self) -> None:
+        self.socket.close(0)
+        self._context.term()
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Servers, Trainer, Raw]]:
+    with serving(1, unknown_seconds=0.3) as servers, training(servers, SPEC) as trainer:
+        raw = Raw(servers.addresses[0])
+        servers.open()
+        try:
+            yield servers, trainer, raw
+            trainer.step()
+            trainer.check()
+        finally:
+            raw.close()
+
+
+Server = tuple[Servers, Trainer, Raw]
+
+
+def test_nothing_is_answered_before_the_token(server: Server) -> None:
+    servers, _, _ = server
+    stranger = Raw(servers.addresses[0], greet=False)
+    for op in Op:
+        if op is not Op.GREET:
+            assert stranger.refused(op) == "the job's token was not given"
+    for wrong in ((), (b"",), (b"guess",), (TOKEN.encode()[:-1],), (TOKEN.encode(), b"")):
+        assert stranger.refused(Op.GREET, *wrong) == "not the token of this job"
+        assert stranger.refused(Op.PULL) == "the job's token was not given"
+    assert stranger.ask(Op.GREET, TOKEN.encode())[0].answer is Answer.OK
+    assert stranger.ask(Op.PULL)[0].answer is Answer.OK
+    stranger.close()
+
+
+def test_a_server_without_a_model_says_so() -> None:
+    with serving(1) as servers:
+        raw = Raw(servers.addresses[0])
+        assert raw.refused(Op.PULL) == "no worker has declared the model yet"
+        servers.direct(freeze=pb.Freeze(cut=1, purpose="view"))
+        assert servers.hear("frozen")[0].error == "no worker has declared the model yet"
+        raw.close()
+
+
+def test_wrong_tables_views_and_timelines_are_refused(server: Server) -> None:
+    _, _, raw = server
+    one = np.zeros(1, np.int64)
+    assert raw.refused(Op.ROWS, one, table=2) == "there is no table 2"
+    assert raw.refused(Op.EXPORT, table=65535) == "there is no table 65535"
+    assert raw.refused(Op.ROWS, one, view=4) == "view 4 is not pinned here"
+    assert raw.refused(Op.PULL, view=2**64 - 1) == f"view {2**64 - 1} is not pinned here"
+    assert raw.refused(Op.PULL, timeline=1) == "timeline 1 is over; it is 0 now"
+    assert raw.refused(Op.PUSH, timeline=9) == "timeline 9 is over; it is 0 now"
+
+
+def test_wrong_numbers_of_frames_and_bytes_are_refused(server: Server) -> None:
+    _, trainer, raw = server
+    assert "expected 1" in raw.refused(Op.ROWS)
+    assert "expected 1" in raw.refused(Op.ROWS, b"", b"")
+    assert "64-bit ids" in raw.refused(Op.ROWS, b"12345")
+    assert "expected 3" in raw.refused(Op.DECLARE, b"{}")
+    assert "expected 6" in raw.refused(Op.PUSH, attempt=1)
+    n, m = trainer.client.trainable_size, trainer.client.state_size
+    good = [bytes(4 * n), bytes(4 * m), bytes(8), bytes(8), bytes(8), bytes(20)]
+    for place, what in enumerate(
+        ["dense gradients", "state difference", "ids of t0", "gradients of t0", "ids of t1", "gradients of t1"]
+    ):
+        for wrong in (b"", good[place][:-1], good[place] + b"\0"):
+            body = [*good[:place], wrong, *good[place + 1 :]]
+            said = raw.refused(Op.PUSH, *body, attempt=1)
+            assert said.startswith((what, f"gradients of {what[-2:]}")), said
+
+
+def test_an_unknown_shard_is_refused_after_a_while(server: Server) -> None:
+    _, _, raw = server
+    assert raw.refused(Op.PUSH, index=77, attempt=1) == "shard train/0/77 is not open here"
+
+
+def test_shapes_are_checked_before_memory_is_taken() -> None:
+    huge = ParametersSpec(
+        variables=(VariableSpec(name="v", shape=(1 << 40, 1 << 20)),), optimizer=OPTIMIZERS["sgd"]
+    )  # fmt: skip
+    negative = ParametersSpec(variables=(VariableSpec(name="v", shape=(-4, -4)),), optimizer=OPTIMIZERS["sgd"])
+    wide = ParametersSpec(variables=(), tables=(TableSpec(name="t", dim=1 << 60),), optimizer=OPTIMIZERS["sgd"])
+    with serving(1) as servers:
+        raw = Raw(servers.addresses[0])
+        assert "expected" in raw.refused(Op.DECLARE, huge.model_dump_json().encode(), b"", b"")
+        assert "impossible" in raw.refused(Op.DECLARE, negative.model_dump_json().encode(), bytes(64), b"")
+        assert "impossible" in raw.refused(Op.DECLARE, wide.model_dump_json().encode(), b"", b"")
+        assert "validation error" in raw.refused(Op.DECLARE, b'{"variables": 3}', b"", b"")
+        assert "Invalid JSON" in raw.refused(Op.DECLARE, b"\xff\x00", b"", b"")
+        assert raw.refused(Op.PULL) == "no worker has declared the model yet"
+        raw.close()
+
+
+def test_ids_in_unaligned_frames_are_read_right(server: Server) -> None:
+    """ZeroMQ keeps small frames inside its own message, where they lie as they fall."""
+    _, trainer, raw = server
+    for count in range(1, 12):
+        ids = np.arange(count) * 1000
+        header, body = raw.ask(Op.ROWS, ids.tobytes(), table=1)
+        assert header.answer is Answer.OK
+        got = np.frombuffer(body[0], "<f4").reshape(count, -1)
+        np.testing.assert_array_equal(got, trainer.truth.tables["t1"].pull(ids))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_garbage_disturbs_nobody(server: Server, seed: int) -> None:
+    servers, trainer, raw = server
+    rng = random.Random(seed)
+    stranger = Raw(servers.addresses[0], greet=False)
+    for _ in range(400):
+        frames = [rng.randbytes(rng.choice([0, 1, 4, 55, 56, 57, 300])) for _ in range(rng.randint(0, 4))]
+        if rng.random() < 0.5:
+            header = Header(
+                rng.choice([o for o in Op if o is not Op.PUSH]), rng.getrandbits(64), rng.choice([0, 1, 2**64 - 1]),
+                rng.choice(list(Answer)), rng.getrandbits(16), rng.getrandbits(32), rng.getrandbits(32),
+                rng.getrandbits(32), rng.getrandbits(32), rng.choice([0, 1, rng.getrandbits(64)]),
+                rng.choice([0, 1, rng.getrandbits(64)]),
+            )  # fmt: skip
+            frames = [header.pack(), *frames]
+        rng.choice([raw, stranger]).socket.send_multipart(frames or [b""])
+    stranger.close()
+    trainer.step()
+    assert raw.ask(Op.PULL)[0].answer is Answer.OK
+
+
+def test_real_messages_cut_short_at_every_place_disturb_nobody(server: Server) -> None:
+    _, trainer, raw = server
+    gradients, state, rows = trainer.batch()
+    arrays = [gradients, state, *(a for pair in rows.values() for a in pair)]
+    real = [Header(Op.PUSH, 1, attempt=1).pack(), *(a.tobytes() for a in arrays)]
+    for place in range(len(real)):
+        raw.socket.send_multipart(real[:place] or [b""])
+        raw.socket.send_multipart([*real[:place], real[place][: len(real[place]) // 2]])
+    assert raw.ask(Op.PULL)[0].view == 0, "a message cut short was applied"
+
+
+def test_a_message_after_the_end_of_the_service_is_ignored() -> None:
+    with serving(1) as servers:
+        servers.services[0].stop()
+        servers._threads[0].join(10)
+        servers.open()
+        servers.services[0].stop()
