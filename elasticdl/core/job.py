@@ -37,6 +37,7 @@ from elasticdl.core.shards import Shards, ShardsAdded, WorkerLost
 from elasticdl.job.names import replica_name
 
 SUCCEEDED, STOPPED, FAILED = "succeeded", "stopped", "failed"
+IN_TOUCH_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -203,9 +204,12 @@ class Job:
         assert event.cause in CAUSES, event.cause
         held = any(s.worker == event.name for s in self.shards.leased.values())
         grows = event.cause == OUT_OF_MEMORY and self.replicas.can_grow(event.name)
-        blame = held and event.cause in (CRASHED, OUT_OF_MEMORY) and not grows
+        crashed = held and event.cause in (CRASHED, OUT_OF_MEMORY) and not grows
+        # The stream breaks a moment before the process is seen to be gone. Out of touch for longer, a worker was by
+        # then at some other batch than the one it last told of: nobody can say whose fault it was.
+        blame = crashed and (r.state is State.JOINED or now - r.since <= IN_TOUCH_SECONDS)
         seat = self.shards.seats.get(event.name)
-        if blame and event.cause == CRASHED:
+        if crashed and event.cause == CRASHED:
             event = replace(event, cause=BLAMED)
         elif event.cause == FINISHED and seat is not None and seat.leaving:
             event = replace(event, cause=PREEMPTED)  # it was asked to go, and went in good order

@@ -44,6 +44,11 @@ class Shard:
         return f"{self.kind}/{self.round}/{self.index}"
 
     @property
+    def alone(self) -> bool:
+        """Whether its worker should hold nothing else: it may crash, and must be the only one to blame."""
+        return self.kind is Kind.PROBE or self.strikes > 0 or self.searched > 0
+
+    @property
     def order(self) -> tuple[int, int, int]:
         return (URGENCY[self.kind], self.round, self.index)
 

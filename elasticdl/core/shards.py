@@ -2,6 +2,7 @@
 
 A worker that is lost gives its lease back at the committed batch. A batch that crashes its worker is tried again;
 after `STRIKES` crashes its records are searched by halves (probes compute and push nothing) until one is to blame.
+What is under suspicion has a worker to itself: of a dead worker's leases only the last report says which one it was at.
 """
 
 from __future__ import annotations
@@ -278,14 +279,15 @@ class Shards:
         if self.version == 0 and not self.max_bad_records:
             out.append(FinishJob("failed", f"the first batch failed:\n{error}"))
             return
-        start = s.start + s.next_batch * self.plan.minibatch
         out.append(
             Announce(f"batch {s.next_batch} of shard {s.id} crashed its worker ({s.strikes} of {STRIKES} times)")
         )
         if s.strikes >= STRIKES:
             self.waiting.remove(s)
-            stop = start + self.plan.batch_records(s, s.next_batch)
-            self.searches[s.id] = Search(s, start, stop, error)
+            # The report of a batch may die with the worker that crashes in the next: search that one second.
+            batch = min(s.next_batch + s.searched % 2, s.batches - 1)
+            start = s.start + batch * self.plan.minibatch
+            self.searches[s.id] = Search(s, start, start + self.plan.batch_records(s, batch), error)
             self._probe(s.id, out)
 
     def _probe(self, shard_id: str, out: list[Command]) -> None:
@@ -369,12 +371,12 @@ class Shards:
     def _grant(self, now: float, out: list[Command]) -> None:
         """Hand out shards until every seat is full, one to each worker in turn, the emptiest first.
 
-        A probe has its worker to itself: if that worker dies, nothing else can have been the reason.
+        A probe or a suspect has its worker to itself: if that worker dies, nothing else can have been the reason.
         """
         load = {w: 0 for w, seat in self.seats.items() if not seat.leaving}
         for held in self.leased.values():
             if held.worker in load:
-                load[held.worker] += self.seats[held.worker].capacity if held.kind is Kind.PROBE else 1
+                load[held.worker] += self.seats[held.worker].capacity if held.alone else 1
         while True:
             free = [(n, w) for w, n in load.items() if n < self.seats[w].capacity]
             if not free:
@@ -383,10 +385,10 @@ class Shards:
             if s is None:
                 return
             count, worker = min(free)
-            if s.kind is Kind.PROBE and count:
+            if s.alone and count:
                 insort(self.waiting, s, key=_order)  # until a worker has nothing else
                 return
-            load[worker] += self.seats[worker].capacity if s.kind is Kind.PROBE else 1
+            load[worker] += self.seats[worker].capacity if s.alone else 1
             s.worker, s.since = worker, now
             s.attempt += 1
             self.turns += 1

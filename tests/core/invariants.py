@@ -40,18 +40,22 @@ def check_shards(shards: Shards) -> None:
     searched = [s.shard for s in shards.searches.values()]
     everywhere = [*shards.waiting, *shards.leased.values(), *searched]
     twice = [i for i, n in Counter(s.id for s in everywhere).items() if n > 1]
-    holds(not twice, f"{twice} are in two places")
+    if twice:
+        raise Broken(f"{twice} are in two places")
     open_records: Counter[int] = Counter()
     for s in everywhere:
         if s.kind is Kind.TRAIN:
-            holds(0 <= s.next_batch < s.batches, f"{s.id} stands at batch {s.next_batch} of {s.batches}")
-            holds((s.round, s.index) < shards._fresh(), f"{s.id} is open and still to come")
+            if not (0 <= s.next_batch < s.batches):
+                raise Broken(f"{s.id} stands at batch {s.next_batch} of {s.batches}")
+            if not ((s.round, s.index) < shards._fresh()):
+                raise Broken(f"{s.id} is open and still to come")
             open_records[s.round] += remaining(plan, s)
     for epoch in range(plan.epochs):
         done = shards.done[epoch].records if epoch in shards.done else 0
         fresh, total = fresh_records(shards, epoch), plan.epoch_records(epoch)
         told = f"{done} done + {open_records[epoch]} open + {fresh} fresh is not {total}"
-        holds(done + open_records[epoch] + fresh == total, f"epoch {epoch}: {told}")
+        if not (done + open_records[epoch] + fresh == total):
+            raise Broken(f"epoch {epoch}: {told}")
     holds(shards.version == sum(d.batches for d in shards.done.values()), "the version is not the committed batches")
     _check_leases(shards)
 
@@ -59,29 +63,35 @@ def check_shards(shards: Shards) -> None:
 def _check_leases(shards: Shards) -> None:
     load: Counter[str] = Counter()
     for shard_id, s in shards.leased.items():
-        holds(shard_id == s.id and s.attempt > 0, f"{shard_id} is leased as {s.id}, attempt {s.attempt}")
-        holds(s.worker in shards.seats, f"{s.id} belongs to {s.worker or 'nobody'}, who is not there")
+        if not (shard_id == s.id and s.attempt > 0):
+            raise Broken(f"{shard_id} is leased as {s.id}, attempt {s.attempt}")
+        if s.worker not in shards.seats:
+            raise Broken(f"{s.id} belongs to {s.worker or 'nobody'}, who is not there")
         load[s.worker] += 1
     holds(all(not s.worker for s in shards.waiting), "a waiting shard belongs to somebody")
     turns = [s.turn for s in shards.leased.values()]
     holds(len(set(turns)) == len(turns), "two leases have the same turn")
     for worker, seat in shards.seats.items():
         # A worker that says it is leaving keeps what it has; it may hold more than it wants by now.
-        holds(seat.leaving or load[worker] <= max(seat.capacity, 0), f"{worker} holds {load[worker]} leases")
+        if not (seat.leaving or load[worker] <= max(seat.capacity, 0)):
+            raise Broken(f"{worker} holds {load[worker]} leases")
 
 
 def check_replicas(replicas: Replicas) -> None:
     """Each slot is filled by at most one living replica, and knows it."""
     living: Counter[int] = Counter()
     for name, r in replicas.replicas.items():
-        holds(name == r.name, f"{name} is called {r.name}")
+        if not (name == r.name):
+            raise Broken(f"{name} is called {r.name}")
         if r.state not in (State.GONE, State.STOPPING):
             living[r.slot] += 1
-            holds(replicas.slots[r.slot].replica == name, f"slot {r.slot} does not know of {name}")
+            if not (replicas.slots[r.slot].replica == name):
+                raise Broken(f"slot {r.slot} does not know of {name}")
     holds(all(n == 1 for n in living.values()), "two replicas fill one slot")
     if not replicas.finished:
         for place, slot in enumerate(replicas.slots):
-            holds(not slot.replica or living[place], f"slot {place} believes that {slot.replica} lives")
+            if not (not slot.replica or living[place]):
+                raise Broken(f"slot {place} believes that {slot.replica} lives")
 
 
 def check_job(job: Job) -> None:
@@ -90,16 +100,19 @@ def check_job(job: Job) -> None:
     check_shards(job.shards)
     check_replicas(job.replicas)
     living = {n for n, r in job.replicas.replicas.items() if r.state not in (State.GONE, State.STOPPING)}
-    holds(set(job.shards.seats) <= living, f"{set(job.shards.seats) - living} may hold leases and are gone")
+    if not (set(job.shards.seats) <= living):
+        raise Broken(f"{set(job.shards.seats) - living} may hold leases and are gone")
     cut = job.cuts.active
     if cut is not None and cut.phase is Phase.CUTTING:
         unclosed = {s.id for s in job.shards.open_training()}
         for counters in cut.held.values():
             for shard in unclosed & set(cut.counters):
-                holds(counters.get(shard, 0) == cut.counters[shard], f"cut {cut.number} is torn at {shard}")
+                if not (counters.get(shard, 0) == cut.counters[shard]):
+                    raise Broken(f"cut {cut.number} is torn at {shard}")
 
 
 def check_clock(job: Job, now: float) -> None:
     """After time passed there is nothing left that is due: else the master would spin."""
     deadline = job.deadline()
-    holds(job.outcome or deadline is None or deadline > now, f"due at {deadline}, at {now}, and nothing is done")
+    if not (job.outcome or deadline is None or deadline > now):
+        raise Broken(f"due at {deadline}, at {now}, and nothing is done")

@@ -33,6 +33,8 @@ class Server:
         self.ledger = world.parts.ledger()
         self.witness: Witness = Counter()
         self.views: dict[int, tuple[int, Witness]] = {}
+        self.newest: Counter[str] = Counter()  # shard -> the newest lease it was told of
+        self.closed: set[str] = set()
         self.waiting: list[tuple[Push, tuple[int, ...], Callable[[Ruling], None]]] = []
         self.incarnation = f"{name}@{world.random.random()}"
         self.alive = True
@@ -44,13 +46,13 @@ class Server:
     def receive(self, m: pb.ToReplica) -> None:
         match m.WhichOneof("body"):
             case "opened":
-                o = m.opened
-                self.ledger.opened(o.shard, o.attempt, o.next_batch, o.batches)
+                self.open(m.opened)
             case "open_shards":
                 for o in m.open_shards.open:
-                    self.ledger.opened(o.shard, o.attempt, o.next_batch, o.batches)
+                    self.open(o)
                 self.ledger.open_only({o.shard for o in m.open_shards.open})
             case "close_shard":
+                self.closed.add(m.close_shard.shard)
                 self.ledger.close(m.close_shard.shard)
             case "close_epoch":
                 self.ledger.close_epoch(m.close_epoch.epoch)
@@ -68,6 +70,10 @@ class Server:
             case "drop_view":
                 self.views.pop(m.drop_view.cut, None)
         self.settle()
+
+    def open(self, o: pb.Opened) -> None:
+        self.newest[o.shard] = max(self.newest[o.shard], o.attempt)
+        self.ledger.opened(o.shard, o.attempt, o.next_batch, o.batches)
 
     def view(self, cut: int) -> tuple[int, Witness] | None:
         """What an evaluation round reads: the version it is of, and everything that was applied by then."""
@@ -90,6 +96,8 @@ class Server:
                     continue
                 self.waiting.remove(entry)
                 if ruling.verdict is Verdict.APPLY:
+                    if push.attempt < self.newest[push.shard] or push.shard in self.closed:
+                        raise Violation(f"{self.name} applied {push} though that lease was over")
                     for p in positions:
                         self.witness[(push.epoch, p)] += 1
                     self.ledger.applied(push)
@@ -109,7 +117,8 @@ class Worker:
         self.session = world.parts.session(name, f"{name}@{world.random.random()}", capacity=2)
         self.alive = True
         self.busy = False
-        self.stalled = False
+        self.stalled = False  # there, and doing nothing
+        self.cut_off = False  # from the master, not from the servers
 
     @property
     def incarnation(self) -> str:
@@ -219,7 +228,8 @@ class Worker:
             if over or not self.alive or self.stalled:
                 return
             if not self.session.holds(work):
-                return give_up()
+                give_up()
+                return
             for name in sorted(owed):
                 server = world.servers[name]
 

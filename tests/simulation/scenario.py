@@ -30,6 +30,7 @@ class Scenario:
     kill_workers_every: float = 0.0  # SIGKILL
     preempt_workers_every: float = 0.0  # SIGTERM: they finish their batch and go
     stall_workers_every: float = 0.0  # SIGSTOP: there, connected, and doing nothing
+    cut_off_workers_every: float = 0.0  # no way to the master, for a while
     out_of_memory: int = 0  # so many times in the job
     kill_master_every: float = 0.0
     kill_master_acting: float = 0.0  # chance, per event, to die after the journal and before all of it is done
@@ -80,6 +81,7 @@ def random_scenario(seed: int) -> Scenario:
             kill_workers_every=r.choice([0, 2.0, 6.0]),
             preempt_workers_every=r.choice([0, 0, 2.0, 6.0]),
             stall_workers_every=r.choice([0, 0, 0, 0, 10.0]),
+            cut_off_workers_every=r.choice([0, 0, 0, 8.0]),
             out_of_memory=r.choice([0, 0, 1, 2]),
             kill_master_every=r.choice([0, 0, 6.0, 15.0]),
             kill_master_acting=r.choice([0, 0, 0.02]),

@@ -89,7 +89,7 @@ class World:
             if job != self.left:
                 raise Violation("the journal leads to another state than the master had")
             body = STATE.dump_json(job)
-            if type(job) is Job and STATE.validate_json(body) != job:
+            if self.parts.job == Job.new and STATE.validate_json(body) != job:
                 raise Violation("the state does not survive being written down")
         self.brain = Brain(job)
         self.note("master starts")
@@ -152,6 +152,8 @@ class World:
                 self.faults["torn cut repaired"] += "reached only some servers" in text
                 self.faults["cut gave way"] += "nothing moved" in text
                 self.faults["bad record set aside"] += "is set aside" in text
+                if self.faults["bad record set aside"] > len(self.scenario.bad_records):
+                    raise Violation(f"set aside once more: {text}")
             case c.FinishJob(outcome, reason):
                 self.outcome = self.outcome or (outcome, reason)
 
@@ -191,7 +193,10 @@ class World:
         if "no batch finished" in reason and worker is not None and not worker.stalled:
             raise Violation(f"{name} was held for hung, and was not: {reason}")
         self.stopped.add(name)
-        self.clock.after(0.1, lambda: self.process_ends(name, PREEMPTED, "stopped"))
+        if worker is not None and worker.cut_off:  # nobody reaches it: it goes on, and what it says must not count
+            self.clock.after(1.0, lambda: self.stop(name, reason))
+        else:
+            self.clock.after(0.1, lambda: self.process_ends(name, PREEMPTED, "stopped"))
 
     def process_ends(self, name: str, cause: str, reason: str) -> None:
         process = self.process(name)
@@ -227,7 +232,7 @@ class World:
         process = self.process(name)
         if process is None or not process.alive or self.brain is None or self.outcome is not None:
             return
-        if isinstance(process, Worker) and process.stalled:
+        if isinstance(process, Worker) and (process.stalled or process.cut_off):
             return
         old = self.streams.get(name)
         if old is not None and old.open:
@@ -309,6 +314,21 @@ class World:
             self.fault("worker stalled", worker.name)
             worker.stalled = True
 
+    def cut_off_worker(self) -> None:
+        """The master and a worker cannot reach each other for a while; the worker and the servers can."""
+        worker = self.some_worker()
+        if worker is None or worker.cut_off or worker.name not in self.streams:
+            return
+        self.fault("worker cut off", worker.name)
+        worker.cut_off = True
+        self.break_stream(worker.name, self.streams[worker.name])
+
+        def mend() -> None:
+            worker.cut_off = False
+            self.reconnect(worker.name)
+
+        self.clock.after(self.random.uniform(1, 30), mend)
+
     def exhaust_memory(self) -> None:
         if (worker := self.some_worker()) is not None and self.outcome is None:
             self.fault("out of memory", worker.name)
@@ -344,6 +364,7 @@ class World:
         self.later(s.kill_workers_every, self.kill_worker)
         self.later(s.preempt_workers_every, self.preempt_worker)
         self.later(s.stall_workers_every, self.stall_worker)
+        self.later(s.cut_off_workers_every, self.cut_off_worker)
         self.later(s.kill_master_every, self.kill_master)
         for _ in range(s.out_of_memory):
             self.clock.after(self.random.uniform(2, 20), self.exhaust_memory)
@@ -379,7 +400,7 @@ class World:
                     raise Violation(f"{server.name} applied record {position} of epoch {epoch} {times} times")
         if self.faults["server lost"]:
             if outcome == "succeeded" or (outcome == "failed" and "parameter server" in reason):
-                return
+                return None
             if outcome != "stopped":
                 raise Violation(f"a lost server must end the job by name: {outcome}, {reason}")
         if outcome == "stopped" and self.faults["stop asked for"]:

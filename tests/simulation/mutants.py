@@ -1,0 +1,291 @@
+"""The system with one bug each: those of the old ElasticDL, and some that this design invites.
+
+A suite that lets one of them pass proves nothing about the code that has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from elasticdl.core.commands import Command, CutServers, GrantLease
+from elasticdl.core.cuts import Cuts, Phase
+from elasticdl.core.events import Event, MasterStarted, ReplicaGone
+from elasticdl.core.job import Job, Terms
+from elasticdl.core.plan import Kind, Shard
+from elasticdl.core.replicas import CRASHED, PREEMPTED, Replicas, State
+from elasticdl.core.shards import Shards, WorkerLost
+from elasticdl.ps.ledger import Ledger, Push, Ruling, Verdict
+from elasticdl.wire import control_pb2 as pb
+from elasticdl.worker.session import Session, Work
+from tests.simulation.processes import Server, Witness
+from tests.simulation.scenario import Scenario
+from tests.simulation.world import Parts
+
+
+@dataclass
+class Mutant:
+    """A bug, what it looked like, and how many seeds the suite may take to find it."""
+
+    what: str
+    parts: Parts
+    seeds: int = 40
+    scenario: Callable[[Scenario], Scenario] = field(default=lambda s: s)
+
+
+def with_shards(kind: type[Shards]) -> Parts:
+    def new(terms: Terms) -> Job:
+        job = Job.new(terms)
+        job.shards = kind(terms.plan, terms.max_bad_records)
+        return job
+
+    return Parts(job=new)
+
+
+def with_replicas(kind: type[Replicas]) -> Parts:
+    def new(terms: Terms) -> Job:
+        job = Job.new(terms)
+        job.replicas = kind(job.replicas.job, job.replicas.budget, job.replicas.slots)
+        return job
+
+    return Parts(job=new)
+
+
+def with_cuts(kind: type[Cuts]) -> Parts:
+    def new(terms: Terms) -> Job:
+        job = Job.new(terms)
+        job.cuts = kind(job.cuts.servers)
+        return job
+
+    return Parts(job=new)
+
+
+# The old system's.
+
+
+@dataclass
+class ThirdFailureDropsAShard(Shards):
+    def _take_back(self, s: Shard, out: list[Command]) -> None:
+        if s.attempt >= 3 and s.kind is Kind.TRAIN:
+            del self.leased[s.id]
+        else:
+            super()._take_back(s, out)
+
+
+@dataclass
+class PreemptionCountsAsFailure(Replicas):
+    def handle(self, event: Event, now: float) -> list[Command]:
+        if isinstance(event, ReplicaGone) and event.cause == PREEMPTED:
+            event = replace(event, cause=CRASHED)
+        return super().handle(event, now)
+
+
+@dataclass
+class WaitingWorkerSwallowsARecoveredTask(Shards):
+    """A worker that asked for more gets it; one that waits already is not told of what came back."""
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        if not isinstance(event, WorkerLost):
+            return super().handle(event, now)
+        out = super().handle(event, now)
+        return [c for c in out if not isinstance(c, GrantLease)]
+
+
+class NetworkErrorMeansNoMoreData(Session):
+    def stream_broke(self) -> None:
+        self.shutdown = "no more data"
+
+
+# Our own.
+
+
+@dataclass
+class CommittedOffsetIgnored(Shards):
+    """A shard that comes back starts again at its first batch."""
+
+    def _take_back(self, s: Shard, out: list[Command]) -> None:
+        super()._take_back(s, out)
+        s.next_batch = 0
+
+
+class AttemptNotChecked(Ledger):
+    """An older lease may still push, and opens the shard for whoever comes."""
+
+    def judge(self, push: Push) -> Ruling:
+        entry = self.entries.get(push.shard)
+        if entry is not None:
+            push = replace(push, attempt=entry.attempt)
+        return super().judge(push)
+
+
+class UnknownShardStartsAtZero(Ledger):
+    """A closed or unknown shard is opened by the first push that names it."""
+
+    def judge(self, push: Push) -> Ruling:
+        if push.shard not in self.entries:
+            self.closed.get(push.epoch, set()).discard(push.index)
+            self.first_epoch = min(self.first_epoch, push.epoch)
+            self.opened(push.shard, push.attempt, 0, 1 << 30)
+        return super().judge(push)
+
+
+class RepeatIsApplied(Ledger):
+    """A batch that came already is applied once more."""
+
+    def judge(self, push: Push) -> Ruling:
+        ruling = super().judge(push)
+        return Ruling(Verdict.APPLY) if ruling.verdict is Verdict.REPEAT else ruling
+
+    def applied(self, push: Push) -> None:
+        if self.entries[push.shard].next_batch == push.batch:
+            super().applied(push)
+
+
+@dataclass
+class CutWithoutComparing(Cuts):
+    """Servers freeze as soon as all of them hold."""
+
+    def _compare(self, unclosed: Any, moving: Any) -> list[Command]:
+        cut = self.active
+        assert cut is not None
+        cut.phase = Phase.CUTTING
+        cut.counters = {s: max(c.get(s, 0) for c in cut.held.values()) for h in cut.held.values() for s in h}
+        return [CutServers(cut.number, cut.purpose)]
+
+
+@dataclass
+class CutWaitsForWhatIsQueued(Cuts):
+    """What is leased counts as moving, though its worker stands before the barrier with another shard."""
+
+    def held(self, server: str, number: int, counters: Any, unclosed: Any, moving: Any) -> list[Command]:
+        return super().held(server, number, counters, unclosed, set(unclosed))
+
+    def check(self, unclosed: Any, moving: Any) -> list[Command]:
+        return []
+
+    def give_way(self) -> list[Command]:
+        return []
+
+
+class EvaluationReadsLiveValues(Server):
+    def view(self, cut: int) -> tuple[int, Witness] | None:
+        return self.ledger.version, self.witness.copy()
+
+
+@dataclass
+class LostWorkersAreLaunchedTwice(Replicas):
+    """A master that comes back launches everybody it knows of, whether they run or not."""
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        if isinstance(event, MasterStarted):
+            for r in self.replicas.values():
+                if r.role == "worker" and r.state not in (State.GONE, State.STOPPING):
+                    self._enter(r, State.GONE, now, "the master came back")
+                    self.slots[r.slot].replica = ""
+        return super().handle(event, now)
+
+
+@dataclass
+class CapacityIgnored(Shards):
+    def _grant(self, now: float, out: list[Command]) -> None:
+        for seat in self.seats.values():
+            seat.capacity += 1
+        super()._grant(now, out)
+        for seat in self.seats.values():
+            seat.capacity -= 1
+
+
+@dataclass
+class LeaseOfTheDeadIsKept(Shards):
+    """The worker is forgotten, its leases are not."""
+
+    def _lost(self, worker: str, reason: str, blame: bool, out: list[Command]) -> None:
+        self.seats.pop(worker, None)
+
+
+class FinishedShardForgotten(Session):
+    """What was finished while the stream was broken is not said again."""
+
+    def hello(self) -> pb.FromReplica:
+        hello = super().hello()
+        kept = [h for h in hello.hello.holdings if h.shard in self.queue]
+        del hello.hello.holdings[:]
+        hello.hello.holdings.extend(kept)
+        return hello
+
+
+class ReportsBeforeItsServersAnswered(Session):
+    """A batch counts as committed when it is begun."""
+
+    def hello(self) -> pb.FromReplica:
+        hello = super().hello()
+        for h in hello.hello.holdings:
+            h.next_batch += 1
+        return hello
+
+
+class FailureMeansDone(Session):
+    """`except Exception: return`: a batch that raised is reported as trained."""
+
+    def failed(self, work: Work, error: str) -> pb.FromReplica:
+        return self.committed(work, work.next_batch + 1, 0.0)
+
+
+@dataclass
+class BadRecordForgotten(Shards):
+    """A record is set aside, but the next lease is not told of it."""
+
+    def _identified(self, shard_id: str, position: int, record: int, name: str, out: list[Command]) -> None:
+        super()._identified(shard_id, position, record, name, out)
+        self.bad_records.clear()
+
+
+def with_bad_records(s: Scenario) -> Scenario:
+    return replace(s, bad_records=(s.records // 2,), max_bad_records=10, stop_at=0.0, max_step=0, server_dies_at=0.0)
+
+
+def with_torn_cuts(s: Scenario) -> Scenario:
+    """Many cuts, many deaths and a network that loses a third: batches reach only some servers."""
+    return replace(
+        s, servers=max(2, s.servers), workers=max(2, s.workers), records=60, epochs=3, validation=5, evaluation_steps=2,
+        kill_workers_every=1.5, stop_at=0.0, bad_records=(), max_step=0, server_dies_at=0.0,
+        weather=replace(s.weather, loss=0.3, delay=0.02),
+    )  # fmt: skip
+
+
+MUTANTS: dict[str, Mutant] = {
+    "third-failure": Mutant("a shard is dropped after its third failure", with_shards(ThirdFailureDropsAShard)),
+    "preemption-counts": Mutant("preemption counts as a failure", with_replicas(PreemptionCountsAsFailure)),
+    "swallowed-task": Mutant(
+        "a waiting worker swallows a recovered task", with_shards(WaitingWorkerSwallowsARecoveredTask)
+    ),
+    "no-more-data": Mutant('a network error means "no more data"', Parts(session=NetworkErrorMeansNoMoreData)),
+    "offset-ignored": Mutant("the committed offset is ignored", with_shards(CommittedOffsetIgnored)),
+    "attempt-ignored": Mutant("servers do not check the attempt", Parts(ledger=AttemptNotChecked), seeds=400),
+    "unknown-starts": Mutant("an unknown shard starts at 0", Parts(ledger=UnknownShardStartsAtZero)),
+    "repeat-applied": Mutant("a repeated push is applied", Parts(ledger=RepeatIsApplied)),
+    "cut-uncompared": Mutant("a cut is taken without comparing the counters", with_cuts(CutWithoutComparing)),
+    "cut-waits": Mutant(
+        "a cut waits for a batch that is queued behind it", with_cuts(CutWaitsForWhatIsQueued), 100, with_torn_cuts
+    ),
+    "live-evaluation": Mutant("evaluation reads the live values", Parts(server=EvaluationReadsLiveValues)),
+    "replay-acts": Mutant("the replay of the journal is acted upon", Parts(replay_acts=True)),
+    "launched-twice": Mutant(
+        "a master that comes back launches everybody again", with_replicas(LostWorkersAreLaunchedTwice)
+    ),
+    "capacity-ignored": Mutant("a worker gets more leases than it wants", with_shards(CapacityIgnored)),
+    "dead-lease": Mutant("the leases of a dead worker are kept", with_shards(LeaseOfTheDeadIsKept)),
+    "finish-forgotten": Mutant(
+        "what finished while the stream was broken is not said again", Parts(session=FinishedShardForgotten)
+    ),
+    "early-report": Mutant(
+        "a batch is reported before the servers have it", Parts(session=ReportsBeforeItsServersAnswered)
+    ),
+    "failure-is-done": Mutant(
+        "a batch that raised is reported as trained", Parts(session=FailureMeansDone), 40, with_bad_records
+    ),
+    "bad-record-forgotten": Mutant(
+        "a record that was set aside is met again", with_shards(BadRecordForgotten), 40, with_bad_records
+    ),
+}
