@@ -27,8 +27,9 @@ struct IndexHead {
   uint32_t mask;   // buckets per segment - 1
 };
 
-// A segment never exceeds 2 MiB (one huge page) and half its places. Growing splits one segment into two: under a
-// millisecond, however large the table. Limits are staggered so that a batch of births meets few splits.
+// A segment never exceeds 2 MiB (one huge page) and half its places. Growing splits one segment into two: about a
+// millisecond and one new huge page, however large the table. Limits are staggered so that a batch of births meets
+// few splits.
 class Index {
  public:
   explicit Index(size_t expected_rows);
