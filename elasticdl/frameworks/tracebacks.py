@@ -40,10 +40,13 @@ def user_traceback(exc: BaseException, roots: Sequence[Path]) -> str:
 
 @contextmanager
 def user_code(path: str, roots: Sequence[Path], doing: str) -> Iterator[None]:
-    """Whatever the user's code raises inside becomes a ModelError with their traceback; our own errors pass."""
+    """Whatever the user's code raises inside becomes a ModelError with their traceback.
+
+    Our own errors pass, and so does running out of memory, which is the machine's trouble and not the model's.
+    """
     try:
         yield
-    except ElasticDLError:
+    except (ElasticDLError, MemoryError):
         raise
     except Exception as exc:  # the border to the user's code: anything may come
         what = f"{type(exc).__name__} while {doing}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 
 from elasticdl.errors import ModelError, UsageError
-from elasticdl.frameworks.check import check_model
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable, locate, parse_params
 from elasticdl.frameworks.tracebacks import user_traceback
 
@@ -198,16 +195,8 @@ def test_a_model_that_needs_data_to_be_built_says_so(zoo: Path) -> None:
     text = GOOD + "\nclass Net(keras.Model):\n    def call(self, x): return x\n\ndef custom_model(): return Net()\n"
     with pytest.raises(ModelError, match="no variables before it sees data"):
         load_trainable(request(zoo, text), 1)
-    check_model(request(zoo, text))  # a worker will have data
 
 
-def test_the_check_is_a_process_that_exits_with_2(zoo: Path) -> None:
-    def check(asked: ModelRequest) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "elasticdl.frameworks.check", json.dumps(dataclasses.asdict(asked))]
-        return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-
-    assert check(request(zoo)).returncode == 0
-    failed = check(request(zoo, GOOD.replace("SGD(0.1)", "RMSprop(0.1)")))
-    assert failed.returncode == 2
-    assert "optimizer(): Keras RMSprop is not supported" in failed.stderr
-    assert "Traceback" not in failed.stderr
+def test_running_out_of_memory_is_not_the_models_error(zoo: Path) -> None:
+    with pytest.raises(MemoryError), ModelFile(request(zoo)).running("computing"):
+        raise MemoryError
