@@ -1,0 +1,262 @@
+"""Who is launched, who comes back, under which name, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticdl.core import commands as c
+from elasticdl.core import events as e
+from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, Budget, Replicas, State
+from tests.core.invariants import check_replicas
+
+
+def name(role: str, index: int) -> str:
+    return f"elasticdl-j-{role}-{index}"
+
+
+class House:
+    """Replicas under test, each event followed by the invariants."""
+
+    def __init__(self, workers: int = 2, servers: int = 0, **budget: Any) -> None:
+        self.replicas = Replicas.wanting("j", {"ps": servers, "worker": workers}, Budget(**budget))
+        self.now = 0.0
+        self.first = self.hear(e.MasterStarted())
+
+    def hear(self, event: e.Event, after: float = 0.0) -> list[c.Command]:
+        self.now += after
+        out = self.replicas.handle(event, self.now)
+        check_replicas(self.replicas)
+        return out
+
+    def start(self, role: str, index: int, joined: bool = True) -> None:
+        self.hear(e.ReplicaStarted(name(role, index), f"uid-{role}-{index}"))
+        if joined:
+            self.hear(e.ReplicaJoined(name(role, index), f"inc-{role}-{index}", f"at-{index}"))
+
+    def end(self, index: int, cause: str, role: str = "worker", after: float = 0.0) -> list[c.Command]:
+        gone = e.ReplicaGone(name(role, index), f"uid-{role}-{index}", cause, "exit code 1", ("last line",))
+        return self.hear(gone, after)
+
+
+def launched(commands: list[c.Command]) -> list[tuple[str, int]]:
+    return [(x.role, x.index) for x in commands if isinstance(x, c.LaunchReplica)]
+
+
+def test_the_job_starts_with_everybody_it_wants() -> None:
+    house = House(workers=2, servers=1)
+    assert launched(house.first) == [("ps", 0), ("worker", 0), ("worker", 1)]
+    assert house.hear(e.TimePassed()) == [], "each is asked for once"
+
+
+def test_a_lost_worker_is_replaced_at_once_under_the_next_free_index() -> None:
+    house = House(workers=4)
+    house.start("worker", 0)
+    out = house.end(0, PREEMPTED)
+    assert launched(out) == [("worker", 4)]
+    assert house.replicas.losses == 1
+    assert "elasticdl-j-worker-0 is gone" in next(x.reason for x in out if isinstance(x, c.LaunchReplica))
+
+
+def test_preemption_never_counts_however_often_it_comes() -> None:
+    house = House(workers=1, crashes=0)
+    for index in range(50):
+        house.start("worker", index)
+        assert launched(house.end(index, PREEMPTED)) == [("worker", index + 1)]
+
+
+def test_a_crash_is_forgiven_within_the_budget_after_a_pause() -> None:
+    house = House(workers=1, crashes=2)
+    house.start("worker", 0)
+    out = house.end(0, CRASHED)
+    assert launched(out) == [] and house.replicas.deadline() == 1.0
+    assert "relaunch 1 of 2 after 1 s" in out[0].text  # type: ignore[attr-defined]
+    assert launched(house.hear(e.TimePassed(), after=0.5)) == []
+    assert launched(house.hear(e.TimePassed(), after=0.5)) == [("worker", 1)]
+    house.start("worker", 1)
+    house.end(1, CRASHED)
+    assert house.replicas.deadline() == house.now + 2.0, "the second pause is longer"
+
+
+def test_a_crash_too_many_ends_the_job_with_the_workers_last_lines() -> None:
+    house = House(workers=1, crashes=1)
+    house.start("worker", 0)
+    house.end(0, CRASHED)
+    house.hear(e.TimePassed(), after=1.0)
+    house.start("worker", 1)
+    out = house.end(1, CRASHED)
+    assert out == [c.FinishJob("failed", "elasticdl-j-worker-1 failed 2 times: exit code 1\nlast line")]
+
+
+def test_crashes_are_counted_per_place_not_per_job() -> None:
+    house = House(workers=2, crashes=1)
+    for index in range(2):
+        house.start("worker", index)
+        assert not [x for x in house.end(index, CRASHED) if isinstance(x, c.FinishJob)]
+
+
+def test_exit_zero_before_the_end_is_a_failure() -> None:
+    house = House(workers=1, crashes=0)
+    house.start("worker", 0)
+    assert isinstance(house.end(0, FINISHED)[0], c.FinishJob)
+
+
+def test_who_ran_out_of_memory_comes_back_with_more_and_then_fails() -> None:
+    house = House(workers=1, crashes=0)
+    for index, factor in enumerate([1.5, 2.25]):
+        house.start("worker", index)
+        out = house.end(index, OUT_OF_MEMORY)
+        (launch,) = [x for x in out if isinstance(x, c.LaunchReplica)]
+        assert launch.memory_factor == factor
+        assert f"it comes back with {factor:g} times the memory" in launch.reason
+    house.start("worker", 2)
+    assert [type(x) for x in house.end(2, OUT_OF_MEMORY)] == [c.FinishJob]
+
+
+def test_memory_is_not_raised_where_the_user_said_so() -> None:
+    house = House(workers=1, crashes=0, raise_memory=False)
+    house.start("worker", 0)
+    assert isinstance(house.end(0, OUT_OF_MEMORY)[0], c.FinishJob)
+
+
+def test_a_worker_that_never_connects_is_stopped_and_counts_as_crashed() -> None:
+    house = House(workers=1, start_seconds=60.0)
+    house.start("worker", 0, joined=False)
+    assert house.replicas.deadline() == 60.0
+    assert house.hear(e.TimePassed(), after=59.0) == []
+    out = house.hear(e.TimePassed(), after=1.0)
+    assert out[0] == c.StopReplica(name("worker", 0), "did not connect within 60 s", 0.0)
+    assert house.replicas.slots[0].crashes == 1
+
+
+def test_waiting_for_room_in_the_cluster_is_no_failure() -> None:
+    house = House(workers=1, start_seconds=60.0)
+    assert house.replicas.deadline() is None, "asked for, not started"
+    assert house.hear(e.TimePassed(), after=10_000.0) == []
+
+
+def test_a_broken_stream_is_forgiven_when_it_comes_back_in_time() -> None:
+    house = House(workers=1, reconnect_seconds=30.0)
+    house.start("worker", 0)
+    house.hear(e.ReplicaDropped(name("worker", 0), "inc-worker-0"))
+    assert house.replicas.deadline() == 30.0
+    house.hear(e.ReplicaJoined(name("worker", 0), "inc-worker-0"), after=29.0)
+    assert house.replicas.deadline() is None
+    assert house.replicas.joined("worker")[0].state is State.JOINED
+
+
+def test_a_worker_that_stays_silent_is_replaced_and_nobody_is_blamed() -> None:
+    house = House(workers=1, reconnect_seconds=30.0, crashes=0)
+    house.start("worker", 0)
+    house.hear(e.ReplicaDropped(name("worker", 0), "inc-worker-0"))
+    out = house.hear(e.TimePassed(), after=30.0)
+    assert out[0] == c.StopReplica(name("worker", 0), "silent for 30 s", 0.0)
+    assert launched(out) == [("worker", 1)]
+    assert not house.replicas.admits(name("worker", 0), "inc-worker-0"), "too late"
+    assert launched(house.end(0, PREEMPTED)) == [], "it was replaced already"
+
+
+def test_a_process_that_took_a_name_keeps_others_out() -> None:
+    house = House(workers=1)
+    house.start("worker", 0)
+    assert house.replicas.admits(name("worker", 0), "inc-worker-0")
+    assert not house.replicas.admits(name("worker", 0), "another process")
+    assert not house.replicas.admits(name("worker", 77), "nobody asked for it")
+
+
+def test_the_end_of_an_earlier_process_of_the_name_is_not_the_end_of_this_one() -> None:
+    house = House(workers=1)
+    house.start("worker", 0)
+    stale = e.ReplicaGone(name("worker", 0), "an older uid", CRASHED, "exit code 1")
+    assert house.hear(stale) == []
+    assert house.replicas.replicas[name("worker", 0)].state is State.JOINED
+
+
+def test_a_stale_break_does_not_take_the_new_stream_for_broken() -> None:
+    house = House(workers=1)
+    house.start("worker", 0)
+    house.hear(e.ReplicaDropped(name("worker", 0), "an older incarnation"))
+    assert house.replicas.joined("worker")
+
+
+def test_who_speaks_before_the_cluster_tells_of_it_has_joined_all_the_same() -> None:
+    house = House(workers=1)
+    house.hear(e.ReplicaJoined(name("worker", 0), "inc"))
+    house.hear(e.ReplicaStarted(name("worker", 0), "uid"))
+    assert house.replicas.joined("worker")[0].uid == "uid"
+
+
+@pytest.mark.parametrize("cause", [PREEMPTED, CRASHED, FINISHED, OUT_OF_MEMORY])
+def test_the_loss_of_a_server_ends_the_job_whatever_the_cause(cause: str) -> None:
+    house = House(workers=1, servers=1, crashes=9)
+    house.start("ps", 0)
+    (end,) = house.end(0, cause, role="ps")
+    assert isinstance(end, c.FinishJob) and end.outcome == "failed"
+    assert end.reason == "parameter server elasticdl-j-ps-0 is gone (exit code 1) and its parameters with it\nlast line"
+
+
+def test_a_silent_server_is_not_replaced_by_an_empty_one() -> None:
+    house = House(workers=0, servers=1, reconnect_seconds=30.0)
+    house.start("ps", 0)
+    house.hear(e.ReplicaDropped(name("ps", 0), "inc-ps-0"))
+    out = house.hear(e.TimePassed(), after=30.0)
+    assert [type(x) for x in out] == [c.StopReplica, c.FinishJob]
+
+
+# The master comes back.
+
+
+def test_a_master_that_comes_back_asks_only_for_what_is_missing() -> None:
+    house = House(workers=3, servers=1)
+    house.start("ps", 0)
+    house.start("worker", 0)
+    house.start("worker", 1, joined=False)
+    running = (
+        ("elasticdl-j-ps-0", "uid-ps-0"),
+        (name("worker", 0), "uid-worker-0"),
+        (name("worker", 1), "uid-worker-1"),
+    )
+    out = house.hear(e.MasterStarted(running))
+    assert launched(out) == [("worker", 2)], "decided before the master died, and never done"
+    assert [r.state for r in house.replicas.replicas.values()] == [
+        State.LOST_TOUCH, State.LOST_TOUCH, State.RUNNING, State.LAUNCHED,
+    ]  # fmt: skip
+    assert launched(house.hear(e.MasterStarted((*running, (name("worker", 2), "uid-worker-2"))))) == []
+
+
+def test_a_worker_that_died_while_the_master_was_away_is_replaced() -> None:
+    house = House(workers=1, crashes=0)
+    house.start("worker", 0)
+    assert launched(house.hear(e.MasterStarted())) == [("worker", 1)]
+
+
+def test_a_server_that_died_while_the_master_was_away_ends_the_job() -> None:
+    house = House(workers=1, servers=1)
+    house.start("ps", 0)
+    out = house.hear(e.MasterStarted())
+    assert [x.outcome for x in out if isinstance(x, c.FinishJob)] == ["failed"]
+    assert ("ps", 0) not in launched(out)
+
+
+def test_who_came_and_went_while_the_master_was_away_is_not_launched_under_its_name_again() -> None:
+    house = House(workers=1)
+    out = house.hear(e.MasterStarted((), ((name("worker", 0), "uid-worker-0"),)))
+    assert launched(out) == []
+    assert launched(house.end(0, PREEMPTED)) == [("worker", 1)], "the cluster tells of it next"
+
+
+def test_a_replica_that_was_to_be_stopped_is_stopped_by_the_next_master() -> None:
+    house = House(workers=1, reconnect_seconds=30.0)
+    house.start("worker", 0)
+    house.hear(e.ReplicaDropped(name("worker", 0), "inc-worker-0"))
+    house.hear(e.TimePassed(), after=30.0)
+    out = house.hear(e.MasterStarted(((name("worker", 0), "uid-worker-0"), (name("worker", 1), "uid-worker-1"))))
+    assert out == [c.StopReplica(name("worker", 0), "silent for 30 s", 0.0)]
+
+
+def test_nobody_is_replaced_after_the_end() -> None:
+    house = House(workers=1)
+    house.start("worker", 0)
+    house.replicas.finished = True
+    assert house.end(0, FINISHED) == []
