@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticdl.errors import DataError, Problem
+from elasticdl.job.invalid import shown
 from elasticdl.job.spec import JobSpec
 
 EXPORT_FORMAT = "elasticdl-export/"
@@ -90,10 +91,10 @@ def find_checkpoint(spec: JobSpec) -> tuple[Path | None, list[Problem]]:
         what = "there is no such directory"
         return None, [Problem(flag, spec.checkpoint_dir_for_init, what, "Name the folder of a checkpoint.")]
     try:
-        files = read_manifest(path).get("files", {})
+        files = read_manifest(path)["files"]
     except DataError as error:
         return None, [Problem(flag, spec.checkpoint_dir_for_init, f"{error.path}: {error.what}", error.remedy)]
-    missing = [name for name in files.values() if not (path / name).is_file()] if isinstance(files, dict) else ["files"]
+    missing = [name for name in files.values() if not (path / name).is_file()]
     if missing:
         what = f"{path}: the checkpoint is not complete, {', '.join(missing)} is missing"
         return None, [Problem(flag, spec.checkpoint_dir_for_init, what, "Name another checkpoint.")]
@@ -105,15 +106,15 @@ def check_data_of_checkpoint(spec: JobSpec, path: Path, datasets: dict[str, Any]
     from elasticdl.data.dataset import Dataset
     from elasticdl.ps.snapshot import read_manifest
 
-    manifest = read_manifest(path)
-    now = {"minibatch_size": spec.minibatch_size, "num_minibatches_per_task": spec.num_minibatches_per_task}
-    now["seed"] = spec.seed
+    again = "Give that, or start without --checkpoint_dir_for_init."
+    manifest = dict(read_manifest(path))
+    knobs = ("minibatch_size", "num_minibatches_per_task", "seed", "shuffle")
     problems = [
-        Problem(f"--{name}", str(value), f"the checkpoint was made with {manifest[name]}", f"Give {manifest[name]}.")
-        for name, value in now.items()
-        if name in manifest and manifest[name] != value
+        Problem(f"--{name}", shown(getattr(spec, name)), f"the checkpoint was made with {shown(manifest[name])}", again)
+        for name in knobs
+        if manifest[name] != getattr(spec, name)
     ]
-    if "data" in manifest and Dataset.from_json(datasets["training"]).fingerprint() != manifest["data"]:
+    if Dataset.from_json(datasets["training"]).fingerprint() != manifest["training_data"]:
         what = "not the data that the checkpoint was made with"
         remedy = "Give the same files, or start without --checkpoint_dir_for_init."
         problems.append(Problem("--training_data", str(spec.training_data), what, remedy))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import re
@@ -32,6 +33,26 @@ def write_ids(folder: Path, records: int, files: int = 2) -> Path:
             for record in range(number * records // files, (number + 1) * records // files):
                 writer.write(struct.pack("<q", record))
     return folder
+
+
+def write_manifest(checkpoint: Path, files: dict[str, str], **changes: object) -> None:
+    """The manifest of a checkpoint at version 7, whose parts may or may not be there."""
+    manifest = {
+        "version": 7,
+        "files": files,
+        "open": {},
+        "next": [0, 7],
+        "done": {"0": [7, 224]},
+        "committed": {},
+        "bad_records": [],
+        "training_data": "another fingerprint",
+        "minibatch_size": 32,
+        "num_minibatches_per_task": 1,
+        "seed": 5,
+        "shuffle": True,
+    }
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    (checkpoint / "manifest.json").write_text(json.dumps({**manifest, **changes}))
 
 
 def environment(**more: str) -> dict[str, str]:

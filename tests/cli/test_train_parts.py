@@ -23,6 +23,7 @@ from elasticdl.cli.tail import Changes, LogReader
 from elasticdl.errors import UsageError
 from elasticdl.job.names import JobPaths
 from elasticdl.job.spec import JobSpec
+from tests.cli.launched import write_manifest
 
 # Names.
 
@@ -136,7 +137,7 @@ def test_the_newest_complete_checkpoint_of_a_folder_is_taken(tmp_path: Path) -> 
     for version in (9, 80, 100):
         (tmp_path / f"version-{version}").mkdir()
     for version in (9, 80):  # the newest was never finished
-        (tmp_path / f"version-{version}" / "manifest.json").write_text('{"files": {}}')
+        write_manifest(tmp_path / f"version-{version}", {})
     found, problems = preflight.find_checkpoint(spec_of(f"--checkpoint_dir_for_init={tmp_path}"))
     assert (found, problems) == (tmp_path / "version-80", [])
 

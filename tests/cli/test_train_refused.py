@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from elasticdl.cli.job_dir import claim
 from elasticdl.cli.main import main
 from elasticdl.job.names import JobPaths
-from tests.cli.launched import MODELS, write_ids
+from tests.cli.launched import MODELS, write_ids, write_manifest
 
 MODEL = """
 import numpy as np
@@ -203,11 +202,18 @@ def test_a_state_directory_that_cannot_be_used_is_named(ask: Asking, tmp_path: P
 
 
 def test_a_checkpoint_without_all_its_parts_is_refused(ask: Asking, tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints" / "version-7"
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps({"version": 7, "files": {"ps-0": "ps-0-of-1.safetensors"}}))
+    write_manifest(tmp_path / "checkpoints" / "version-7", {"ps-0": "ps-0-of-1.safetensors"})
     complaint = ask.refusal(f"--checkpoint_dir_for_init={tmp_path / 'checkpoints'}")
     assert "the checkpoint is not complete, ps-0-of-1.safetensors is missing" in complaint
+
+
+def test_a_checkpoint_of_other_data_or_another_order_is_refused(ask: Asking, tmp_path: Path) -> None:
+    write_manifest(tmp_path / "checkpoints", {}, num_minibatches_per_task=8)
+    complaint = ask.refusal(f"--checkpoint_dir_for_init={tmp_path / 'checkpoints'}", "--minibatch_size=16")
+    assert "--minibatch_size=16: the checkpoint was made with 32. Give that" in complaint
+    assert "--seed=0: the checkpoint was made with 5. Give that" in complaint
+    assert "not the data that the checkpoint was made with" in complaint
+    assert "--num_minibatches_per_task" not in complaint
 
 
 def test_a_refused_job_leaves_an_earlier_one_of_its_name_alone(ask: Asking, tmp_path: Path) -> None:
