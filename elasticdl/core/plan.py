@@ -37,6 +37,7 @@ class Shard:
     turn: int = 0  # leases are worked on in the order of their turns
     strikes: int = 0  # how often its next batch crashed a worker
     searched: int = 0  # how often its next batch was searched in vain
+    careful: bool = False  # a worker died holding it: nobody reads it ahead any more, so that blame is exact
     payload: str = ""  # what the worker needs besides the range
 
     @property
@@ -46,7 +47,7 @@ class Shard:
     @property
     def alone(self) -> bool:
         """Whether its worker should hold nothing else: it may crash, and must be the only one to blame."""
-        return self.kind is Kind.PROBE or self.strikes > 0 or self.searched > 0
+        return self.kind is Kind.PROBE or self.careful or self.strikes > 0 or self.searched > 0
 
     @property
     def order(self) -> tuple[int, int, int]:

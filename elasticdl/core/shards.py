@@ -210,6 +210,7 @@ class Shards:
         self.seats.pop(worker, None)
         held = sorted((s for s in self.leased.values() if s.worker == worker), key=lambda s: s.turn)
         for place, s in enumerate(held):
+            s.careful = s.careful or blame
             self._take_back(s, out)
             if blame and place == 0:  # a worker works on its leases in this order
                 self._strike(s, reason, out)

@@ -115,7 +115,7 @@ class Brain:
         bad = [b.record for b in self.job.shards.bad_records]
         return pb.Grant(
             shard=s.id, attempt=s.attempt, kind=s.kind, round=s.round, start=s.start, stop=s.stop,
-            batches=s.batches, next_batch=s.next_batch, payload=s.payload, bad_records=bad,
+            batches=s.batches, next_batch=s.next_batch, payload=s.payload, bad_records=bad, careful=s.careful,
         )  # fmt: skip
 
     def _tell(self, name: str) -> list[Effect]:

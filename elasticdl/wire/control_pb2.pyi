@@ -180,7 +180,7 @@ class Members(_message.Message):
     def __init__(self, timeline: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("shard", "attempt", "kind", "round", "start", "stop", "batches", "next_batch", "payload", "bad_records")
+    __slots__ = ("shard", "attempt", "kind", "round", "start", "stop", "batches", "next_batch", "payload", "bad_records", "careful")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +191,7 @@ class Grant(_message.Message):
     NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     BAD_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    CAREFUL_FIELD_NUMBER: _ClassVar[int]
     shard: str
     attempt: int
     kind: str
@@ -201,7 +202,8 @@ class Grant(_message.Message):
     next_batch: int
     payload: str
     bad_records: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, shard: _Optional[str] = ..., attempt: _Optional[int] = ..., kind: _Optional[str] = ..., round: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., batches: _Optional[int] = ..., next_batch: _Optional[int] = ..., payload: _Optional[str] = ..., bad_records: _Optional[_Iterable[int]] = ...) -> None: ...
+    careful: bool
+    def __init__(self, shard: _Optional[str] = ..., attempt: _Optional[int] = ..., kind: _Optional[str] = ..., round: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., batches: _Optional[int] = ..., next_batch: _Optional[int] = ..., payload: _Optional[str] = ..., bad_records: _Optional[_Iterable[int]] = ..., careful: bool = ...) -> None: ...
 
 class Revoke(_message.Message):
     __slots__ = ("shard", "attempt", "reason")

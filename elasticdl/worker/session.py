@@ -26,6 +26,7 @@ class Work:
     next_batch: int
     payload: str
     bad_records: tuple[int, ...] = ()
+    careful: bool = False
 
     @property
     def index(self) -> int:
@@ -81,7 +82,7 @@ class Session:
         self.queue.pop(g.shard, None)
         self.queue[g.shard] = Work(
             g.shard, g.attempt, g.kind, g.round, g.start, g.stop, g.batches, g.next_batch, g.payload,
-            tuple(g.bad_records),
+            tuple(g.bad_records), g.careful,
         )  # fmt: skip
 
     def _drop(self, shard: str, attempt: int) -> None:

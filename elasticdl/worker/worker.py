@@ -60,7 +60,6 @@ class Worker:
 
     def run(self) -> None:
         """Work until there is no more, or the master says so."""
-        self.control.on_change(self.client.interrupt)
         while (work := self.control.wait_for_work()) is not None:
             self.client.called_off_by(lambda work=work: self.control.gone(work))  # type: ignore[misc]
             try:
@@ -132,10 +131,15 @@ class Worker:
             return self.model.step(minibatch.features, minibatch.labels, rows)
 
     def _coming(self, work: Work, number: int) -> list[tuple[Source, Work, int]]:
-        """The batches after this one: of the same lease, then the next lease's first."""
+        """The batches after this one: of the same lease, then the next lease's first.
+
+        What may crash the process is not read ahead, so that a crash is blamed on the batch at work.
+        """
+        if work.careful:
+            return []
         out = [(self.training, work, n) for n in range(number + 1, work.batches)]
         for other in self.control.queued():
-            if other.kind == "train" and other.shard != work.shard:
+            if other.kind == "train" and other.shard != work.shard and not other.careful:
                 out.append((self.training, other, other.next_batch))
         return out
 

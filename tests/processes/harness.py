@@ -77,6 +77,7 @@ class RunningJob:
     def finish(self) -> tuple[int, dict[str, object]]:
         """Exit code and result of the job."""
         code = self.process.wait(DEADLINE_SECONDS)
+        assert self.paths.result.exists(), f"exit code {code}, no result:\n{self.story()}"
         return code, json.loads(self.paths.result.read_text())
 
     def replicas(self) -> dict[str, psutil.Process]:
@@ -126,12 +127,12 @@ def start(tmp: Path, job: str, *flags: str, env: dict[str, str] | None = None) -
 
 
 def start_witness(
-    tmp: Path, job: str, *flags: str, records: int = 1000, epochs: int = 2, servers: int = 2, workers: int = 2,
+    tmp: Path, job: str, *flags: str, model: str = "witness", records: int = 1000, epochs: int = 2, servers: int = 2, workers: int = 2,
     env: dict[str, str] | None = None,
 ) -> RunningJob:  # fmt: skip
     data = write_ids(tmp / f"ids-{records}", records)
     return start(
-        tmp, job, "--model_zoo=tests/models", "--model_def=witness.custom_model", f"--training_data={data}",
+        tmp, job, "--model_zoo=tests/models", f"--model_def={model}.custom_model", f"--training_data={data}",
         f"--num_epochs={epochs}", "--minibatch_size=8", "--num_minibatches_per_task=4", f"--num_ps_pods={servers}",
         f"--num_workers={workers}", f"--aux_params=num_servers={servers}", f"--output={tmp / job}-model", *flags,
         env=env,

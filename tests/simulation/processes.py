@@ -183,8 +183,20 @@ class Worker:
             return json.dumps({"accuracy": 1.0})
         return "model" if work.kind == Kind.EXPORT else ""
 
+    def read_ahead(self, work: Work) -> tuple[int, ...]:
+        """What the process touches besides the batch at work, and dies of just the same."""
+        if work.careful:
+            return ()
+        out = self.world.positions(work, work.next_batch + 1) if work.next_batch + 1 < work.batches else ()
+        for other in self.session.queue.values():
+            if other.kind == Kind.TRAIN and other.shard != work.shard and not other.careful:
+                out += self.world.positions(other, other.next_batch)
+        return out
+
     def crashes(self, work: Work, positions: tuple[int, ...]) -> bool:
         bad = set(self.world.scenario.bad_records) - set(work.bad_records)
+        if self.world.scenario.segfault and work.kind == Kind.TRAIN:
+            positions += self.read_ahead(work)
         if not bad & set(positions):
             return False
         self.world.faults["bad record met"] += 1

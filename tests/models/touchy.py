@@ -1,0 +1,25 @@
+"""The witness model, reading its data with a feed that cannot stand certain records: for tests of bad records."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+from witness import custom_model, eval_metrics_fn, loss, optimizer  # noqa: F401
+from witness import feed as plain_feed
+
+BAD = {int(i) for i in os.environ.get("TOUCHY_RECORDS", "").split(",") if i}
+CRASH = os.environ.get("TOUCHY_CRASH", "raise")
+
+
+def feed(records, mode, metadata):
+    ids = np.frombuffer(b"".join(records), "<i8")
+    touched = BAD & set(ids.tolist())
+    if touched and mode == "training":
+        if CRASH == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if CRASH == "memory":
+            raise MemoryError
+        raise ValueError(f"cannot read record {sorted(touched)[0]}")
+    return plain_feed(records, mode, metadata)

@@ -1,0 +1,73 @@
+"""Trouble that is not a kill: records that crash workers, workers that hang or are told to leave, models that raise."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.processes.harness import RunningJob, audit_witness, start_witness
+
+pytestmark = pytest.mark.processes
+
+RECORDS = 600
+
+
+def _touchy(tmp: Path, bad: str, crash: str, *flags: str) -> RunningJob:
+    return start_witness(
+        tmp, "touchy", "--shuffle=false", *flags, model="touchy", records=RECORDS, epochs=1, servers=1,
+        env={"TOUCHY_RECORDS": bad, "TOUCHY_CRASH": crash},
+    )  # fmt: skip
+
+
+def _status(result: dict[str, object]) -> dict[str, object]:
+    status = result["status"]
+    assert isinstance(status, dict)
+    return status
+
+
+@pytest.mark.parametrize("crash", ["raise", "segfault"])
+def test_a_record_that_crashes_workers_is_found_and_fails_the_job_by_name(tmp_path: Path, crash: str) -> None:
+    code, result = _touchy(tmp_path, "345", crash).finish()
+    assert code == 1
+    assert "record 45 of part-1.recordio crashes its worker" in str(result["reason"])
+    if crash == "raise":
+        assert "ValueError: cannot read record 345" in str(result["reason"])
+        assert "touchy.py" in str(result["reason"]) and "elasticdl/worker" not in str(result["reason"])
+
+
+def test_records_that_crash_workers_are_set_aside_when_that_is_allowed(tmp_path: Path) -> None:
+    job = _touchy(tmp_path, "101,345", "raise", "--max_bad_records=2", "--audit=true")
+    code, result = job.finish()
+    assert code == 0, job.story()
+    assert sorted(_status(result)["bad_records"]) == ["record 101 of part-0.recordio", "record 45 of part-1.recordio"]  # type: ignore[call-overload]
+    assert _status(result)["audit"] == f"{RECORDS - 2} records, each trained exactly 1 time, 2 set aside"
+
+
+def test_a_model_that_raises_in_its_first_batch_ends_the_job_with_its_own_traceback(tmp_path: Path) -> None:
+    everything = ",".join(str(i) for i in range(RECORDS))
+    code, result = _touchy(tmp_path, everything, "raise").finish()
+    assert code == 1
+    assert "the first batch failed" in str(result["reason"])
+    assert "ValueError: cannot read record" in str(result["reason"])
+
+
+def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
+    job = start_witness(tmp_path, "hang", "--hang_seconds=5", records=3000, epochs=1)
+    job.wait_until(lambda s: s.version > 10 and any(r.name.endswith("worker-0") and r.leases for r in s.replicas))
+    job.kill("elasticdl-hang-worker-0", signal.SIGSTOP)
+    code, _ = job.finish()
+    assert code == 0, job.story()
+    assert "no batch finished for 5 s" in job.paths.log("elasticdl-hang-master").read_text()
+    audit_witness(tmp_path / "hang-model", 3000, 1, 2)
+
+
+def test_a_worker_told_to_leave_finishes_its_batch_and_nothing_counts_as_failure(tmp_path: Path) -> None:
+    job = start_witness(tmp_path, "leave", "--relaunch_on_worker_failure=0", records=2000, epochs=1)
+    job.wait_until(lambda s: s.version > 10 and any(r.name.endswith("worker-1") and r.leases for r in s.replicas))
+    job.kill("elasticdl-leave-worker-1", signal.SIGTERM)
+    code, _ = job.finish()
+    assert code == 0, job.story()
+    assert "elasticdl-leave-worker-2" in job.paths.log("elasticdl-leave-master").read_text()
+    audit_witness(tmp_path / "leave-model", 2000, 1, 2)
