@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from elasticdl.core import events
 from elasticdl.core.job import Job, Terms
@@ -21,11 +23,11 @@ _TERMS: TypeAdapter[Terms] = TypeAdapter(Terms)
 class Journal:
     """Owned by one master at a time: the file is locked while it is open."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lock_seconds: float = 10.0) -> None:
         self.path = path
         try:
             # The lock must come before WAL: without shared memory it works on network file systems too.
-            self._db = sqlite3.connect(path, timeout=10, isolation_level=None)
+            self._db = sqlite3.connect(path, timeout=lock_seconds, isolation_level=None)
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
@@ -37,10 +39,12 @@ class Journal:
             ):
                 self._db.execute(f"CREATE TABLE IF NOT EXISTS {table}")
             self._db.execute("COMMIT")
+            last = "SELECT max(seq) FROM (SELECT max(seq) AS seq FROM events UNION SELECT max(seq) FROM state)"
+            self._seq: int = self._db.execute(last).fetchone()[0] or 0
         except sqlite3.Error as error:
-            raise JobFailed(f"the journal {path} cannot be opened ({error}): is another master using it?") from error
-        row = self._db.execute("SELECT max(seq) FROM (SELECT seq FROM events UNION SELECT seq FROM state)").fetchone()
-        self._seq: int = row[0] or 0
+            locked = getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            why = "another master is using it" if locked else str(error)
+            raise JobFailed(f"the journal {path} cannot be opened: {why}") from error
         self._since_state = 0
 
     def close(self) -> None:
@@ -53,7 +57,8 @@ class Journal:
         return None if row is None else json.loads(row[0])
 
     def remember(self, key: str, value: Any) -> None:
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+        with self._transaction():
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
     # Events.
 
@@ -63,30 +68,48 @@ class Journal:
         for event, at in entries:
             self._seq += 1
             rows.append((self._seq, at, *events.encode(event)))
-        self._db.execute("BEGIN")
-        self._db.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
-        self._db.execute("COMMIT")
+        with self._transaction():
+            self._db.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
         self._since_state += len(rows)
 
     def keep_state(self, job: Job, now: float, every: int = SNAPSHOT_EVENTS) -> None:
         """Replace the events by the state they led to, when there are many."""
         if self._since_state < every:
             return
-        self._db.execute("BEGIN")
-        self._db.execute("DELETE FROM state")
-        self._db.execute("DELETE FROM events")
-        self._db.execute("INSERT INTO state VALUES (?, ?, ?)", (self._seq, now, _STATE.dump_json(job)))
-        self._db.execute("COMMIT")
+        with self._transaction():
+            self._db.execute("DELETE FROM state")
+            self._db.execute("DELETE FROM events")
+            self._db.execute("INSERT INTO state VALUES (?, ?, ?)", (self._seq, now, _STATE.dump_json(job)))
         self._since_state = 0
 
     def recover(self, start: Job) -> tuple[Job, float]:
         """The job as the journal left it, and the time of its last event. Nothing is acted upon."""
-        row = self._db.execute("SELECT at, body FROM state").fetchone()
-        job, now = (start, 0.0) if row is None else (_STATE.validate_json(row[1]), float(row[0]))
-        if job.terms != start.terms:
-            raise JobFailed(f"the journal {self.path} belongs to another job: {_TERMS.dump_json(job.terms).decode()}")
-        for at, name, body in self._db.execute("SELECT at, name, body FROM events ORDER BY seq"):
-            job.handle(events.decode(name, body), at)
-            now = max(now, at)
-            self._since_state += 1
+        self._check_terms(start.terms)
+        try:
+            row = self._db.execute("SELECT at, body FROM state").fetchone()
+            job, now = (start, 0.0) if row is None else (_STATE.validate_json(row[1]), float(row[0]))
+            for at, name, body in self._db.execute("SELECT at, name, body FROM events ORDER BY seq"):
+                job.handle(events.decode(name, body), at)
+                now = max(now, at)
+                self._since_state += 1
+        except (sqlite3.Error, ValidationError, KeyError) as error:
+            raise JobFailed(f"the journal {self.path} cannot be read: {error}") from error
         return job, now
+
+    def _check_terms(self, terms: Terms) -> None:
+        """The events mean something only to the job that they happened to."""
+        now, then = json.loads(_TERMS.dump_json(terms)), self.fact("terms")
+        if then is None:
+            self.remember("terms", now)
+        elif then != now:
+            changed = ", ".join(f"{k} was {then.get(k)} and is {now[k]}" for k in now if then.get(k) != now[k])
+            raise JobFailed(f"the journal {self.path} belongs to another job: {changed}")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            self._db.execute("BEGIN")
+            yield
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise JobFailed(f"the journal {self.path} cannot be written: {error}") from error

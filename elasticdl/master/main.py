@@ -84,8 +84,10 @@ async def _run(spec: JobSpec, paths: names.JobPaths) -> int:
     address = os.environ[names.ENV_MASTER_ADDR]
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_ControlServicer_to_server(master.streams, server)  # type: ignore[no-untyped-call]
-    if server.add_insecure_port(address) == 0:
-        raise JobFailed(f"the master cannot listen at {address}")
+    try:
+        server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise JobFailed(f"the master cannot listen at {address}: {error}") from error
     await server.start()
     write_durably(paths.master_address, address.encode())
     log.info("Master of %s at %s, start %d: %d records an epoch", spec.job_name, address, starts, training.records)

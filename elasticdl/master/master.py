@@ -7,7 +7,8 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from elasticdl import faults
 from elasticdl.cluster.protocol import Cluster, Exit, ReplicaPhase, ReplicaStatus
@@ -69,10 +70,12 @@ class Master:
             return
         listed = [r for r in await self.cluster.list() if r.role != "master"]
         running = tuple((r.name, r.uid) for r in listed if r.phase is not ReplicaPhase.GONE)
-        watch = asyncio.create_task(self._watch())
         ended = tuple((r.name, r.uid) for r in listed if r.phase is ReplicaPhase.GONE)
-        await self._decide([e.MasterStarted(running, ended)])
+        # How they ended comes before who is missing: a crash must not be taken for a loss without a reason.
+        exits = [event for event in map(_event_of, listed) if isinstance(event, e.ReplicaGone)]
+        watch = asyncio.create_task(self._watch())
         try:
+            await self._decide([*exits, e.MasterStarted(running, ended)])
             while not self.job.outcome:
                 events = await self._next(watch)
                 await self._decide(events)
@@ -125,7 +128,9 @@ class Master:
             case c.LaunchReplica(role, index, reason, memory_factor):
                 request = self.actions.request(role, index, memory_factor)
                 self._announce(f"starting {request.name}: {reason}")
-                await self._ask_cluster(self.cluster.launch(request))
+                refusal = await self._ask_cluster(self.cluster.launch(request))
+                if refusal:
+                    self._inbox.put_nowait(e.ReplicaGone(request.name, "", CRASHED, refusal))
             case c.StopReplica(name, reason, grace_seconds):
                 self._announce(f"stopping {name}: {reason}")
                 await self._ask_cluster(self.cluster.stop(name, grace_seconds))
@@ -145,11 +150,17 @@ class Master:
             case c.FinishJob(outcome, reason):
                 self._announce(f"the job {outcome}: {reason}")
 
-    async def _ask_cluster(self, call: object) -> None:
+    async def _ask_cluster(self, call: Coroutine[Any, Any, None]) -> str:
+        """Why the cluster will never do it; empty when it does.
+
+        A cluster that gives no answer ends this master: what was decided is in the journal, and the next asks again.
+        """
         try:
-            await call  # type: ignore[misc]
+            await call
         except Refused as error:
             self._announce(str(error))
+            return str(error)
+        return ""
 
     def _announce(self, text: str) -> None:
         log.info("%s", text)

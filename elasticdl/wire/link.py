@@ -28,7 +28,7 @@ OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
 )
-# Without the last three a server cuts clients that ping a silent stream, and two masters could share one port.
+# Without the ping options a server cuts clients that ping a silent stream.
 SERVER_OPTIONS = (
     *OPTIONS,
     ("grpc.http2.max_ping_strikes", 0),

@@ -66,6 +66,11 @@ class Control:
         with self._changed:
             return bool(self._session.shutdown) or self._failure is not None or not self._session.holds(work)
 
+    def over(self) -> bool:
+        """Whether the worker should end."""
+        with self._changed:
+            return self._over
+
     @property
     def leaving(self) -> bool:
         return self._session.leaving

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ from elasticdl.frameworks.trainable import Arrays
 from elasticdl.job import names
 from elasticdl.job.loglines import configure_logging
 from elasticdl.job.spec import JobSpec
-from elasticdl.ps.client import Client
+from elasticdl.ps.client import Client, Interrupted
 from elasticdl.worker import audit
 from elasticdl.worker.batches import Source, load
 from elasticdl.worker.control import Control
@@ -78,7 +79,10 @@ def _work(spec: JobSpec, replica: str, directory: Path) -> int:
     found = control.wait_for_servers()
     if found is not None:
         client = Client(found[0], token, audit.added(held) if spec.audit else held, found[1])
-        client.declare(*model.initial())
+        control.on_change(client.interrupt)
+        client.called_off_by(control.over)
+        with contextlib.suppress(Interrupted):  # the loop sees why
+            client.declare(*model.initial())
         Worker(spec, code, model, training, sources.get("evaluation"), control, client).run()
         client.close()
     control.close()

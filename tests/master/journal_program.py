@@ -1,0 +1,21 @@
+"""Appends numbered events to a journal until it is killed; says after each group how many are safe."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from elasticdl.core import events as e
+from elasticdl.core.job import Job
+from elasticdl.master.journal import Journal
+from tests.master.stories import TERMS
+
+journal = Journal(Path(sys.argv[1]))
+job, _ = journal.recover(Job.new(TERMS))
+done = int(journal.fact("appended") or 0)
+number = 0
+while True:
+    group = [(e.StopRequested(f"{number + i}"), float(number + i)) for i in range(7)]
+    journal.append(group)
+    number += 7
+    print(number, flush=True)

@@ -1,0 +1,363 @@
+"""The master's loop with real streams and replicas that train nothing: whole jobs, broken streams, other masters."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.cluster.memory import MemoryCluster
+from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest
+from elasticdl.core import events as e
+from elasticdl.core.job import Job
+from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED
+from elasticdl.errors import JobFailed, Refused, Unreachable
+from elasticdl.master.journal import Journal
+from elasticdl.master.master import Master, cause_of
+from elasticdl.master.resume import restored
+from elasticdl.wire import auth
+from elasticdl.wire import control_pb2 as pb
+from tests.master.replicas import DATA, TOKEN, Stage
+from tests.wire.loopback import stub
+
+Run = Callable[..., None]
+
+
+async def until(stage: Stage, true: Callable[[], bool]) -> None:
+    """Look again after each decision of the master."""
+    async with asyncio.timeout(15):
+        while not true():
+            stage.decided.clear()
+            await stage.decided.wait()
+
+
+def version(stage: Stage) -> int:
+    return stage.master.job.shards.version if stage.master is not None else 0
+
+
+def test_a_job_runs_to_its_end_and_everything_is_trained_once(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "elasticdl")
+
+    async def story() -> None:
+        with Stage(tmp_path) as stage:
+            async with stage.mastered() as master:
+                await master.run()
+                await master.end()
+                job = master.job
+                assert (job.outcome, job.reason) == ("succeeded", "all 320 records are trained")
+                assert [d.records for d in job.shards.done.values()] == [160, 160]
+                stage.check_exactly_once()
+                assert all(r.phase is ReplicaPhase.GONE for r in await stage.cluster.list())
+                assert job.evaluation.done[-1][0] == 40
+                status = master.status()
+            assert status.phase == "succeeded" and status.reason == job.reason
+            assert (status.records_done, status.records_total, status.version, status.version_total) == (
+                320,
+                320,
+                40,
+                40,
+            )
+            assert [(x.epoch, x.records, x.batches) for x in status.epochs_done] == [(0, 160, 20), (1, 160, 20)]
+            assert [x.metrics["accuracy"] for x in status.evaluations] == [0.5] * len(status.evaluations)
+            assert {r.name: r.role for r in status.replicas} == {
+                "elasticdl-j-ps-0": "ps", "elasticdl-j-ps-1": "ps",
+                "elasticdl-j-worker-0": "worker", "elasticdl-j-worker-1": "worker",
+            }  # fmt: skip
+            assert status.has_loss and status.loss == 0.5
+            assert (status.master_starts, status.losses, status.job) == (1, 0, "j")
+            assert 0 < status.started_at <= status.now
+            assert any("starting elasticdl-j-ps-0: the job wants it" in d.text for d in status.decisions)
+
+    run(story())
+    assert "Evaluation metrics[v=40]: {'accuracy': 0.5}" in caplog.text
+    assert not [r for r in caplog.records if r.levelname in ("ERROR", "CRITICAL")]
+
+
+def test_workers_that_are_lost_are_replaced_and_nothing_is_trained_twice(run: Run, tmp_path: Path) -> None:
+    async def story() -> None:
+        with Stage(tmp_path, num_epochs=4) as stage:
+            async with stage.mastered() as master:
+                running = asyncio.create_task(master.run())
+                for n in range(3):
+                    await until(stage, lambda n=n: version(stage) > 10 * (n + 1))  # type: ignore[misc]
+                    stage.cluster.preempt(f"elasticdl-j-worker-{n}")
+                await running
+                await master.end()
+                assert master.job.outcome == "succeeded"
+                assert master.status().losses == 3
+                stage.check_exactly_once()
+                assert "elasticdl-j-worker-4" in stage.workers
+
+    run(story())
+
+
+def test_broken_streams_change_nothing(run: Run, tmp_path: Path) -> None:
+    async def story() -> None:
+        with Stage(tmp_path, num_epochs=4) as stage:
+            async with stage.mastered() as master:
+                running = asyncio.create_task(master.run())
+                for n in range(6):
+                    await until(stage, lambda n=n: version(stage) > 8 * (n + 1))  # type: ignore[misc]
+                    for outbox in list(master.streams._outboxes.values()):
+                        outbox.put_nowait(None)  # the master's end hangs up
+                await running
+                await master.end()
+                assert master.job.outcome == "succeeded" and master.status().losses == 0
+                stage.check_exactly_once()
+
+    run(story())
+
+
+@pytest.mark.parametrize("deaths", [1, 4])
+def test_another_master_on_the_same_journal_takes_the_job_to_the_same_end(
+    run: Run, tmp_path: Path, deaths: int
+) -> None:
+    async def story() -> None:
+        with Stage(tmp_path, num_epochs=4) as stage:
+            for n in range(deaths):
+                async with stage.mastered() as master:
+                    running = asyncio.create_task(master.run())
+                    await until(stage, lambda n=n: version(stage) > 70 * n // deaths)  # type: ignore[misc]
+                    running.cancel()
+                    await asyncio.gather(running, return_exceptions=True)
+                stage.cluster.preempt(stage.cluster_worker())
+            async with stage.mastered() as master:
+                await master.run()
+                await master.end()
+                assert master.job.outcome == "succeeded"
+                assert [d.records for d in master.job.shards.done.values()] == [160] * 4
+                assert master.status().master_starts == deaths + 1
+                stage.check_exactly_once()
+
+    run(story())
+
+
+def test_a_master_that_died_right_after_the_end_only_says_goodbye(run: Run, tmp_path: Path) -> None:
+    """The end is in the journal, nobody was told: replicas that reconnect hear it from the next master."""
+
+    async def story() -> None:
+        with Stage(tmp_path) as stage:
+            async with stage.mastered() as master:
+                await master.run()
+            async with stage.mastered() as master:
+                assert master.job.outcome == "succeeded"
+                async with asyncio.timeout(10):
+                    await master.run()
+                    await master.end()
+                assert all(r.exit is not None and r.exit.code == 0 for r in await stage.cluster.list())
+
+    run(story())
+
+
+def test_a_worker_that_crashes_too_often_fails_the_job_with_its_last_lines(run: Run, tmp_path: Path) -> None:
+    async def story() -> None:
+        with Stage(tmp_path, relaunch_on_worker_failure=0) as stage:
+            async with stage.mastered() as master:
+                running = asyncio.create_task(master.run())
+                await until(stage, lambda: "elasticdl-j-worker-0" in stage.workers)
+                end = Exit(1, None, False, "exit code 1", ("Traceback", "ImportError: no module named moon"))
+                stage.cluster.exit("elasticdl-j-worker-0", end)
+                await running
+                await master.end()
+                status = master.status()
+                assert status.phase == "failed"
+                assert "elasticdl-j-worker-0 failed 1 times: exit code 1" in status.reason
+                assert status.reason.endswith("Traceback\nImportError: no module named moon")
+
+    run(story())
+
+
+def test_a_server_that_died_while_the_master_was_away_fails_the_job_with_its_last_lines(
+    run: Run, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        with Stage(tmp_path, num_epochs=4) as stage:
+            async with stage.mastered() as master:
+                running = asyncio.create_task(master.run())
+                await until(stage, lambda: version(stage) > 5)
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+            stage.cluster.exit("elasticdl-j-ps-1", Exit(1, None, False, "exit code 1", ("bad_alloc",)))
+            async with stage.mastered() as master:
+                await master.run()
+                await master.end()
+                assert master.job.outcome == "failed"
+                assert "parameter server elasticdl-j-ps-1 is gone (exit code 1)" in master.job.reason
+                assert master.job.reason.endswith("bad_alloc")
+
+    run(story())
+
+
+class Unwilling(MemoryCluster):
+    async def launch(self, request: ReplicaRequest) -> None:
+        if request.role == "worker":
+            raise Refused(f"{request.name}: no image of that name")
+        await super().launch(request)
+
+
+class Mute(MemoryCluster):
+    async def launch(self, request: ReplicaRequest) -> None:
+        raise Unreachable("no answer from the cluster")
+
+
+def test_a_launch_that_is_refused_ends_the_job_with_the_reason(run: Run, tmp_path: Path) -> None:
+    async def story() -> None:
+        stage = Stage(tmp_path, relaunch_on_worker_failure=0)
+        stage.cluster = Unwilling()
+        with stage:
+            async with stage.mastered() as master:
+                async with asyncio.timeout(5):
+                    await master.run()
+                assert master.job.outcome == "failed"
+                assert "no image of that name" in master.job.reason
+
+    run(story())
+
+
+def test_a_cluster_that_gives_no_answer_ends_the_master_and_the_next_one_asks_again(run: Run, tmp_path: Path) -> None:
+    async def story() -> None:
+        stage = Stage(tmp_path)
+        working, stage.cluster = stage.cluster, Mute()
+        async with stage.mastered() as master:
+            with pytest.raises(Unreachable):
+                await master.run()
+        stage.cluster = working
+        with stage:
+            async with stage.mastered() as master:
+                await master.run()
+                await master.end()
+                assert master.job.outcome == "succeeded"
+                stage.check_exactly_once()
+
+    run(story())
+
+
+def test_stop_writes_a_checkpoint_from_which_a_job_takes_up_its_data(run: Run, tmp_path: Path) -> None:
+    async def story() -> None:
+        with Stage(tmp_path, num_epochs=4) as stage:
+            async with stage.mastered() as master:
+                running = asyncio.create_task(master.run())
+                await until(stage, lambda: version(stage) > 20)
+                async with stub(stage.address) as control:
+                    await control.Stop(pb.StopRequest(reason="enough"), metadata=auth.metadata(TOKEN))
+                await running
+                await master.end()
+                status = master.status()
+                assert status.phase == "stopped" and status.reason.startswith("enough; the checkpoint holds version ")
+                applied = {name: sum(s.applied.values()) for name, s in stage.servers.items()}
+                manifest = json.loads((Path(status.checkpoint) / "manifest.json").read_bytes())
+                assert set(applied.values()) == {manifest["version"]}
+                assert sorted(manifest["files"].values()) == ["elasticdl-j-ps-0.part", "elasticdl-j-ps-1.part"]
+            heir = restored(Job.new(stage.terms), Path(status.checkpoint), stage.spec, DATA)
+            assert heir.shards.version == manifest["version"]
+            records = sum(d.records for d in heir.shards.done.values())
+            left = sum(s.stop - s.start - s.next_batch * 8 for s in heir.shards.waiting)
+            fresh, epoch, index = 0, heir.shards.epoch, heir.shards.index
+            while epoch < 4:
+                shard = heir.terms.plan.shard(epoch, index)
+                if shard is None:
+                    epoch, index = epoch + 1, 0
+                    continue
+                fresh, index = fresh + shard.stop - shard.start, index + 1
+            assert records + left + fresh == 640, "done, open and fresh records are all of them"
+            for change in ({"seed": 5}, {"minibatch_size": 16}, {"shuffle": not stage.spec.shuffle}):
+                other = stage.spec.model_copy(update=change)
+                with pytest.raises(JobFailed, match=f"no meaning with another --{next(iter(change))}"):
+                    restored(Job.new(stage.terms), Path(status.checkpoint), other, DATA)
+            other_data = dataclasses.replace(DATA, files=DATA.files[:1])
+            with pytest.raises(JobFailed, match="--training_data"):
+                restored(Job.new(stage.terms), Path(status.checkpoint), stage.spec, other_data)
+
+    run(story())
+
+
+def test_a_master_that_died_before_the_manifest_leaves_it_to_the_next_one(run: Run, tmp_path: Path) -> None:
+    async def story() -> None:
+        with Stage(tmp_path, num_epochs=4) as stage:
+            async with stage.mastered() as master:
+                running = asyncio.create_task(master.run())
+                await until(stage, lambda: version(stage) > 20)
+                died = asyncio.Event()
+
+                def die(*_: Any) -> str:
+                    died.set()
+                    raise RuntimeError("the master dies here")
+
+                master.actions.publish = die  # type: ignore[method-assign]
+                master.streams._hear(e.StopRequested("enough"))
+                await died.wait()
+                await asyncio.gather(running, return_exceptions=True)
+            async with stage.mastered() as master:
+                await master.run()
+                await master.end()
+                assert master.job.outcome == "stopped"
+                assert (Path(master.job.checkpoint) / "manifest.json").is_file()
+
+    run(story())
+
+
+def test_no_event_is_lost_between_a_deadline_and_its_arrival(run: Run, tmp_path: Path) -> None:
+    """`_next` gives up waiting at each deadline; what arrives in that moment must not vanish with the wait."""
+
+    async def story() -> None:
+        stage = Stage(tmp_path)
+        async with stage.mastered() as master:
+            master.job.deadline = lambda: 0.0  # type: ignore[method-assign]  # always due
+            loop = asyncio.get_running_loop()
+            never = loop.create_task(asyncio.Event().wait())
+            count, got = 3000, 0
+
+            async def send() -> None:
+                for n in range(count):
+                    await asyncio.sleep(0.001 if n % 3 else 0)
+                    master.streams._hear(e.StopRequested(str(n)))
+
+            sending = loop.create_task(send())
+            while got < count:
+                for event in await master._next(never):  # type: ignore[arg-type]
+                    if isinstance(event, e.StopRequested):
+                        assert event.reason == str(got)
+                        got += 1
+            await sending
+            never.cancel()
+
+    run(story(), 60)
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        (Exit(0, None, False, ""), FINISHED),
+        (Exit(1, None, False, ""), CRASHED),
+        (Exit(None, 9, False, ""), PREEMPTED),
+        (Exit(None, 15, False, ""), PREEMPTED),
+        (Exit(143, None, False, ""), PREEMPTED),
+        (Exit(None, 11, False, ""), CRASHED),
+        (Exit(None, 6, False, ""), CRASHED),
+        (Exit(None, 9, True, ""), OUT_OF_MEMORY),
+        (Exit(86, None, True, ""), OUT_OF_MEMORY),
+        (Exit(None, None, False, "never started"), PREEMPTED),
+    ],
+)
+def test_how_a_replica_ended_says_whose_fault_it_was(end: Exit, cause: str) -> None:
+    assert cause_of(end) == cause
+
+
+def test_time_never_runs_back_not_even_for_the_next_master(tmp_path: Path, run: Run) -> None:
+    async def story() -> None:
+        stage = Stage(tmp_path)
+        journal = Journal(tmp_path / "journal.sqlite")
+        journal.append([(e.TimePassed(), 5e9)])
+        journal.close()
+        async with stage.mastered() as master:
+            assert isinstance(master, Master) and master.now() == 5e9
+
+    run(story())
