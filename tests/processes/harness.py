@@ -127,8 +127,8 @@ def start(tmp: Path, job: str, *flags: str, env: dict[str, str] | None = None) -
 
 
 def start_witness(
-    tmp: Path, job: str, *flags: str, model: str = "witness", records: int = 1000, epochs: int = 2, servers: int = 2, workers: int = 2,
-    env: dict[str, str] | None = None,
+    tmp: Path, job: str, *flags: str, model: str = "witness", records: int = 1000, epochs: int = 2,
+    servers: int = 2, workers: int = 2, env: dict[str, str] | None = None,
 ) -> RunningJob:  # fmt: skip
     data = write_ids(tmp / f"ids-{records}", records)
     return start(
