@@ -1,0 +1,246 @@
+"""The documentation is true: commands parse, flags and files exist, links lead somewhere, names are the code's."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cli import data, flags, jobs
+from elasticdl.cli.main import GROUPS, LOOKING_AFTER, NOT_BUILT, main
+from elasticdl.core.plan import Kind
+from elasticdl.job import names
+from elasticdl.job.loglines import evaluation_metrics
+from elasticdl.job.spec import knobs, spellings
+from tests.docs import pages
+from tests.docs.pages import DOCS, PAGES, ROOT, Command, name_of
+
+COMMANDS = [command for page in PAGES for command in pages.commands(page)]
+MADE_LATER = {"benchmarks/results/kills.json"}  # by `make test-kills`, which takes a while
+OTHER_FLAGS = {"pdeathsig", "flag", "num_w"}  # of another program; a stand-in; one that must not be taken for another
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"elasticdl {command}")
+    if command == "data":
+        data.add_arguments(parser)
+    else:
+        jobs.add_arguments(command, parser)
+    return parser
+
+
+def _options(parser: argparse.ArgumentParser) -> set[str]:
+    found = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {option for sub in action.choices.values() for option in _options(sub)}
+    return found
+
+
+# Commands.
+
+
+def test_the_pages_show_commands() -> None:
+    assert {"README.md", "docs/quickstart.md", "docs/data.md"} <= {command.page for command in COMMANDS}
+    assert {words[0] for command in COMMANDS if (words := command.words)} >= {"train", "data", *LOOKING_AFTER}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_a_command_line_of_the_docs_is_understood(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("model_def: a.b.custom_model\ntraining_data: data\n")
+    name, words = command.words[0], list(command.words[1:])
+    if name in ("--version", "--help"):
+        assert main([name]) == 0
+    elif name == "train":
+        request = flags.read_request([*words, "--dry_run"])
+        assert not request.resolved.problems and not request.resolved.later
+        assert main(["train", *words, "--dry_run"]) == 0, capsys.readouterr().err
+    else:
+        _parser(name).parse_args(words)
+
+
+def test_the_readme_shows_the_command_of_the_first_tutorial_on_local_processes() -> None:
+    [shown] = [c for c in COMMANDS if c.page == "README.md" and c.words[0] == "train"]
+    assert "--job_name=test-mnist" in shown.words
+    assert not any(word.startswith("--image_name") for word in shown.words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_flag_that_a_page_names_exists(page: Path) -> None:
+    known = {*spellings(), *flags.OPTIONS, "version", *OTHER_FLAGS}
+    known |= {option for command in (*LOOKING_AFTER, "data") for option in _options(_parser(command))}
+    assert pages.flags(page) <= known, pages.flags(page) - known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    code = "\n".join([*pages.inline(page), *(text for language, text in pages.blocks(page) if not language)])
+    assert set(re.findall(r"^make ([\w-]+)", code, re.MULTILINE)) <= targets
+
+
+# Links, files, programs.
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in pages.links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in pages.anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_file_of_the_repository_that_a_page_names_exists(page: Path) -> None:
+    folders = ("elasticdl", "tests", "benchmarks", "scripts", "native", "model_zoo", "docs")
+    for text in pages.inline(page):
+        if re.fullmatch(rf"(?:{'|'.join(folders)})/[\w./-]*", text) and text not in MADE_LATER:
+            written_by_user = text.startswith("model_zoo/mnist/mine")
+            assert written_by_user or (ROOT / text).exists(), text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_python_program_of_a_page_is_python(page: Path) -> None:
+    for language, text in pages.blocks(page):
+        if language == "python":
+            ast.parse(text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_page_names_a_place_on_somebodys_machine(page: Path) -> None:
+    assert not re.findall(r"(?<![\w.~])/(?:tmp|work|home|opt|root|Users)/\S*", page.read_text())
+
+
+# The README.
+
+
+def test_the_readme_has_both_commands_and_what_they_need_at_its_top() -> None:
+    top = "\n".join((ROOT / "README.md").read_text().splitlines()[:12])
+    assert all(text in top for text in ("make demo", "make test", "Python 3.11", "C++ compiler"))
+
+
+def test_the_readme_shows_lines_that_the_code_writes() -> None:
+    shown = [text for language, text in pages.blocks(ROOT / "README.md") if "Evaluation metrics" in text]
+    assert len(shown) == 1
+    assert evaluation_metrics(50, {"accuracy": 0.8776}) in shown[0].splitlines()
+    code = "\n".join(path.read_text() for path in (ROOT / "elasticdl").rglob("*.py"))
+    for piece in ("since no --image_name is given", "the job wants it", "its replicas go on meanwhile"):
+        assert piece in shown[0] and piece in code
+
+
+def test_what_the_readme_calls_built_is_built_and_the_rest_is_not() -> None:
+    status = pages.prose(ROOT / "README.md").partition("## Status")[2]
+    built, _, missing = status.partition("**Not yet:**")
+    commands = {name for group in GROUPS.values() for name in group}
+    not_built = {*NOT_BUILT, "evaluate", "predict"}
+    assert {word for word in re.findall(r"`(?:elasticdl )?(\w+)`", built) if word in commands} == commands - not_built
+    named = {word for word in re.findall(r"`(\w+)`", missing.partition("##")[0]) if word in commands}
+    assert named and named <= not_built
+
+
+def test_the_readme_speaks_of_speeds_that_were_measured() -> None:
+    measured = json.loads((ROOT / "benchmarks" / "results" / "read_records.json").read_text())["readers"]
+    assert measured["recordio snappy"]["records_per_cpu_second_median"] > 1_000_000
+    assert measured["recordio snappy"]["range_512_ms_median"] < 1
+    runs = (ROOT / "benchmarks" / "results" / "row_store.md").read_text()
+    for row, low, high in (("pull", 5, 40), ("push_unique", 5, 30)):
+        [cells] = re.findall(rf"^\| {row} \|(.+)\|$", runs, re.MULTILINE)
+        medians = [float(cell.split()[0]) for cell in cells.split("|") if "(" in cell]
+        assert round(min(medians)) == low and round(max(medians)) == high
+
+
+# Names.
+
+
+def _glossary() -> list[str]:
+    text = (DOCS / "concepts.md").read_text().partition("## Glossary")[2]
+    return [row.strip() for row in re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE) if row.strip() != "word"]
+
+
+def test_the_glossary_is_sorted_and_names_each_word_once() -> None:
+    words = _glossary()
+    assert words == sorted(words) and len(words) == len(set(words))
+
+
+def test_the_glossary_has_the_words_of_the_code() -> None:
+    words = {word for entry in _glossary() for word in entry.split(", ")}
+    roles = {names.MASTER, names.WORKER, names.PS}
+    kinds = {kind.value for kind in Kind} & {"probe", "audit", "export"}
+    assert {*roles, *kinds, "shard", "lease", "attempt", "version", "step", "record", "view", "cut"} <= words
+    assert not {"pod", "node", "task", "helper", "manager"} & words
+
+
+def test_the_architecture_lists_every_package_and_every_machine() -> None:
+    page = (DOCS / "architecture.md").read_text()
+    folders = page.partition("## Folders")[2]
+    for path in sorted((ROOT / "elasticdl").iterdir()):
+        if path.is_dir() and (path / "__init__.py").exists():
+            assert f"`elasticdl/{path.name}/`" in folders or f"`{path.name}/`" in folders, path.name
+    data_only = {"__init__", "events", "commands"}
+    for path in (ROOT / "elasticdl" / "core").glob("*.py"):
+        assert path.stem in data_only or f"`core/{path.name}`" in page, path.name
+
+
+def test_the_page_on_layers_shows_the_layers_that_the_linter_holds() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    [shown] = [text for _, text in pages.blocks(DOCS / "decisions" / "layers.md")]
+    assert shown.splitlines() == [layer.replace("elasticdl.", "") for layer in layers]
+
+
+def test_the_page_on_what_comes_later_names_flags_that_are_refused() -> None:
+    for text in pages.inline(DOCS / "decisions" / "later.md"):
+        if text.startswith("--"):
+            name, _, value = text.removeprefix("--").partition("=")
+            knob = knobs()[name]
+            assert knob.feature_missing(_another(knob.default, value)) is not None, text
+
+
+def _another(default: object, value: str) -> object:
+    """A value other than the default."""
+    if value in ("true", "false"):
+        return value == "true"
+    return default + 1 if isinstance(default, int) else "something"
+
+
+# Decisions.
+
+
+def test_the_index_of_decisions_has_one_line_for_every_page() -> None:
+    index = DOCS / "decisions" / "README.md"
+    lines = [line for line in index.read_text().splitlines() if line.startswith("- ")]
+    listed = [re.findall(r"\]\(([^)]+)\)", line) for line in lines]
+    assert all(len(found) == 1 for found in listed)
+    existing = {path.name for path in index.parent.glob("*.md")} - {"README.md"}
+    assert sorted(found[0] for found in listed) == sorted(existing)
+
+
+def test_every_dependency_has_a_decision() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = "\n".join(path.read_text() for path in (DOCS / "decisions").glob("*.md")).lower()
+    for requirement in project["dependencies"]:
+        package = re.split(r"[<>=\[]", requirement)[0]
+        assert package.lower() in text, f"{package} has no page in docs/decisions"
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    index = DOCS / "README.md"
+    reached, front = {index.resolve()}, [index]
+    while front:
+        page = front.pop()
+        for link in pages.links(page):
+            target = (page.parent / link.partition("#")[0]).resolve()
+            if target.suffix == ".md" and target not in reached:
+                reached.add(target)
+                front.append(target)
+    missing = [name_of(page) for page in DOCS.rglob("*.md") if page.resolve() not in reached]
+    assert not missing
