@@ -138,9 +138,13 @@ class Proxy:
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port
         self._writers: set[asyncio.StreamWriter] = set()
-        self._open = asyncio.Event()
-        self._open.set()
+        self._open = self._opened()
         self.connections = 0
+
+    def _opened(self) -> asyncio.Event:
+        gate = asyncio.Event()
+        gate.set()
+        return gate
 
     async def __aenter__(self) -> Proxy:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -166,6 +170,11 @@ class Proxy:
         """Keep connections open and forward nothing: what a frozen machine or a lost route looks like."""
         self._open.clear()
 
+    def swallow_so_far(self) -> None:
+        """`swallow` for the connections there are; those made later are good ones."""
+        self._open.clear()
+        self._open = self._opened()
+
     def forward(self) -> None:
         self._open.set()
 
@@ -177,12 +186,13 @@ class Proxy:
             writer.transport.abort()
             return
         self._writers |= {writer, there_writer}
-        await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
+        gate = self._open
+        await asyncio.gather(self._pump(reader, there_writer, gate), self._pump(there_reader, writer, gate))
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
-                await self._open.wait()
+                await gate.wait()
                 writer.write(data)
                 await writer.drain()
-        writer.close()
+            writer.close()
