@@ -96,7 +96,7 @@ def test_a_finished_jobs_name_can_be_used_again_and_its_state_is_kept_aside(fini
 
 def test_one_interrupt_stops_with_a_checkpoint_and_the_printed_command_goes_on_from_it(tmp_path: Path) -> None:
     data, model = write_ids(tmp_path / "ids", 4000), tmp_path / "model"
-    flags = ("--num_workers=1", "--minibatch_size=4", "--num_epochs=2", f"--output={model}")
+    flags = ("--num_workers=1", "--minibatch_size=8", "--num_epochs=2", f"--output={model}")
     with launched(tmp_path / "jobs", "stopped", data, *flags) as job:
         job.wait_until_training()
         job.process.send_signal(signal.SIGINT)
