@@ -281,8 +281,10 @@ def test_a_suspect_has_a_worker_to_itself() -> None:
     table.join("a")
     table.lose("a", blame=True)
     assert leases(table.join("b")) == [("b", "train/0/0", 2)], "nothing else, though it wants two"
-    out = table.commit("b", "train/0/0", 1, attempt=2)
-    assert leases(grants(out)) == [("b", "train/0/1", 2)], "cleared"
+    assert grants(table.commit("b", "train/0/0", 1, attempt=2)) == []
+    out = table.commit("b", "train/0/0", 2, attempt=2)
+    assert leases(grants(out)) == [("b", "train/0/1", 2)], "the other one that the dead worker held, alone too"
+    assert leases(grants(table.commit("b", "train/0/1", 2, attempt=2))) == [("b", "train/0/2", 1)], "all is well again"
 
 
 def test_a_probe_waits_for_a_worker_that_has_nothing_else() -> None:
