@@ -100,12 +100,9 @@ def _older_spellings(spec: JobSpec, values: dict[str, Any], notes: list[str]) ->
             f"--records_per_task={spec.records_per_task} is read as --num_minibatches_per_task={per_task}, "
             f"{per_task * spec.minibatch_size} records"
         )
-    for name, text in spec.aux_params.items():
-        if name != "disable_relaunch":
-            notes.append(f"--aux_params: nothing reads {name}; the only switch is disable_relaunch")
-        elif text.lower() in ("true", "1", "yes"):
-            values["relaunch_on_worker_failure"] = 0
-            notes.append("--aux_params: disable_relaunch is read as --relaunch_on_worker_failure=0")
+    if spec.aux_params.get("disable_relaunch", "").lower() in ("true", "1", "yes"):
+        values["relaunch_on_worker_failure"] = 0
+        notes.append("--aux_params: disable_relaunch is read as --relaunch_on_worker_failure=0")
 
 
 def _shape(spec: JobSpec, values: dict[str, Any], decisions: list[str], notes: list[str]) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import grpc
 from google.protobuf.json_format import MessageToDict
@@ -66,16 +67,11 @@ async def _run(spec: JobSpec, paths: names.JobPaths) -> int:
     journal = Journal(paths.journal)
     starts = int(journal.fact("starts") or 0) + 1
     journal.remember("starts", starts)
-    known = journal.fact("data")
-    if known is None:
-        journal.remember("data", described["training"])
-    elif training.fingerprint() != Dataset.from_json(known).fingerprint():
-        changed = "; ".join(Dataset.from_json(known).difference(training))
-        raise JobFailed(f"the training data changed while the job was running: {changed}")
-    start = Job.new(terms_of(spec, training.records, validation))
-    if spec.checkpoint_dir_for_init:
-        start = restored(start, Path(spec.checkpoint_dir_for_init), spec, training)
-    job, now = journal.recover(start)
+    try:
+        job, now = _recover(spec, training, validation, journal)
+    except ElasticDLError as error:
+        _conclude(paths, "failed", str(error), {})  # it will not go better the next time
+        raise
     cluster = LocalCluster(Path(os.environ[names.ENV_LAUNCHER]))
     actions = Actions(spec, training, str(spec.checkpoint_dir))
     master = Master(job, now, journal, cluster, actions, os.environ[names.ENV_TOKEN], starts)
@@ -98,14 +94,30 @@ async def _run(spec: JobSpec, paths: names.JobPaths) -> int:
         if validation:
             log.info(loglines.evaluation_stopped())
         await master.end()
-        result = {
-            "outcome": job.outcome,
-            "reason": job.reason,
-            "status": MessageToDict(master.status(), preserving_proto_field_name=True),
-        }
-        write_durably(paths.result, json.dumps(result, indent=1).encode())
+        shown = MessageToDict(master.status(), preserving_proto_field_name=True)
+        _conclude(paths, job.outcome, job.reason, shown)
     finally:
         await cluster.close()
         await server.stop(0.5)
         journal.close()
     return 1 if job.outcome == "failed" else 0
+
+
+def _recover(spec: JobSpec, training: Dataset, validation: int, journal: Journal) -> tuple[Job, float]:
+    """The job as the journal left it, or as it begins."""
+    known = journal.fact("data")
+    if known is None:
+        journal.remember("data", training.to_json())
+    elif training.fingerprint() != Dataset.from_json(known).fingerprint():
+        changed = "; ".join(Dataset.from_json(known).difference(training))
+        raise JobFailed(f"the training data changed while the job was running: {changed}")
+    start = Job.new(terms_of(spec, training.records, validation))
+    if spec.checkpoint_dir_for_init:
+        start = restored(start, Path(spec.checkpoint_dir_for_init), spec, training)
+    return journal.recover(start)
+
+
+def _conclude(paths: names.JobPaths, outcome: str, reason: str, shown: dict[str, Any]) -> None:
+    """Say how the job ended, for the launcher and for people who ask later."""
+    result = {"outcome": outcome, "reason": reason, "status": shown}
+    write_durably(paths.result, json.dumps(result, indent=1).encode())

@@ -91,9 +91,10 @@ def test_records_per_task_become_whole_minibatches() -> None:
 
 
 def test_relaunching_can_be_switched_off_the_old_way() -> None:
-    result = resolved(aux_params="disable_relaunch=True; debug=1")
+    result = resolved(aux_params="disable_relaunch=True; layers=2")
     assert result.spec.relaunch_on_worker_failure == 0
-    assert "nothing reads debug" in said(result)
+    assert "--relaunch_on_worker_failure=0" in said(result)
+    assert result.spec.aux_params["layers"] == "2", "the model's own parameters stay"
 
 
 def test_resolving_again_changes_nothing() -> None:

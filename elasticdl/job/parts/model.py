@@ -54,6 +54,6 @@ class ModelPart(Part):
     )
     aux_params: Params = knob(
         {},
-        "Switches for special purposes; disable_relaunch=true keeps the master from replacing workers that fail.",
+        "Parameters that custom_model receives by name; disable_relaunch=true keeps failed workers from being replaced.",
         metavar='"K=V; K=V"',
     )
