@@ -54,6 +54,6 @@ class ModelPart(Part):
     )
     aux_params: Params = knob(
         {},
-        "Parameters that custom_model receives by name; disable_relaunch=true keeps failed workers from being replaced.",
+        "Parameters that custom_model receives by name; with disable_relaunch=true failed workers are not replaced.",
         metavar='"K=V; K=V"',
     )
