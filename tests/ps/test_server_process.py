@@ -186,3 +186,26 @@ def test_no_port_is_left_open_by_a_server_that_ended(tmp_path: Path) -> None:
         assert server.wait(15) == 0
         with socket.socket() as s:
             s.bind(("127.0.0.1", int(address.rsplit(":", 1)[1])))
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_the_fault_point_between_pushes_really_tears_a_batch(tmp_path: Path, turn: int) -> None:
+    with serving(2) as servers:
+        servers.open()
+        env = {
+            **os.environ, "PYTHONPATH": str(ROOT), "ELASTICDL_FAULTS": "worker.between_pushes@pusher:3",
+            "ELASTICDL_FAULT_LOG": str(tmp_path / "faults"),
+        }  # fmt: skip
+        worker = subprocess.run(
+            [sys.executable, "-m", "tests.ps.pusher_program", *servers.addresses], env=env, cwd=ROOT
+        )
+        assert worker.returncode == -signal.SIGKILL
+        client = servers.client(model(OPTIMIZERS["sgd"]))
+        client.pull()  # what the killed process had sent is served by now
+        assert [s.ledger.version for s in servers.services] == [3, 2]
+        servers.open(attempt=2)
+        zeros, state = np.zeros(client.trainable_size, np.float32), np.zeros(client.state_size, np.float32)
+        for number in range(2, 5):
+            client.push(Batch(0, 0, 2, number), zeros + 1, state, {})
+        np.testing.assert_array_equal(client.pull()[0], zeros - 5 * np.float32(0.05))
+        client.close()
