@@ -20,7 +20,7 @@ from elasticdl.core.shards import Shards, ShardsAdded, WorkerLost
 from tests.core.invariants import check_clock, check_replicas, check_shards
 from tests.core.playing import Play, of
 
-SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=200, stateful_step_count=40, deadline=None, derandomize=True)
 WORKERS = ["a", "b", "c"]
 SMALL = st.integers(0, 3)
 SHARDS: TypeAdapter[Shards] = TypeAdapter(Shards)

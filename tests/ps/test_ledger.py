@@ -329,4 +329,4 @@ STATE: TypeAdapter[Cuts] = TypeAdapter(Cuts)
 
 
 class TestCuts(CutsMachine.TestCase):
-    settings = settings(max_examples=80, stateful_step_count=60, deadline=None, derandomize=True)
+    settings = settings(max_examples=150, stateful_step_count=60, deadline=None, derandomize=True)
