@@ -11,11 +11,10 @@ from elasticdl.master.journal import Journal
 from tests.master.stories import TERMS
 
 journal = Journal(Path(sys.argv[1]))
-job, _ = journal.recover(Job.new(TERMS))
-done = int(journal.fact("appended") or 0)
+journal.recover(Job.new(TERMS))
 number = 0
 while True:
-    group = [(e.StopRequested(f"{number + i}"), float(number + i)) for i in range(7)]
+    group: list[tuple[e.Event, float]] = [(e.StopRequested(f"{number + i}"), float(number + i)) for i in range(7)]
     journal.append(group)
     number += 7
     print(number, flush=True)

@@ -206,7 +206,7 @@ class Stage:
         actions = Actions(self.spec, DATA, str(self.spec.checkpoint_dir), env)
         master = self.master = Master(job, now, journal, self.cluster, actions, TOKEN, self.starts)
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        add_ControlServicer_to_server(master.streams, server)
+        add_ControlServicer_to_server(master.streams, server)  # type: ignore[no-untyped-call]
         self.port = server.add_insecure_port(self.address)
         await server.start()
         try:

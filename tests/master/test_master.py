@@ -291,7 +291,7 @@ def test_a_master_that_died_before_the_manifest_leaves_it_to_the_next_one(run: R
                     died.set()
                     raise RuntimeError("the master dies here")
 
-                master.actions.publish = die  # type: ignore[method-assign]
+                master.actions.publish = die  # type: ignore[assignment,method-assign]
                 master.streams._hear(e.StopRequested("enough"))
                 await died.wait()
                 await asyncio.gather(running, return_exceptions=True)

@@ -188,7 +188,12 @@ def test_a_client_whose_servers_are_gone_can_be_called_off_before_its_first_word
     client = Client(addresses, TOKEN, SGD, 0)
     gone = threading.Event()
     client.called_off_by(gone.is_set)
-    threading.Timer(0.1, lambda: (gone.set(), client.interrupt())).start()
+
+    def call_off() -> None:
+        gone.set()
+        client.interrupt()
+
+    threading.Timer(0.1, call_off).start()
     with pytest.raises(Interrupted):
         client.declare(np.zeros(client.trainable_size, np.float32), np.zeros(client.state_size, np.float32))
     client.close()

@@ -81,6 +81,6 @@ def test_unaligned_frames_are_read_right(offset: int) -> None:
     assert got.flags.aligned
     np.testing.assert_array_equal(got, numbers)
     values = np.arange(10, dtype="<f4")
-    got = floats(memoryview(b"x" * offset + values.tobytes())[offset:], 10, "values")
-    assert got.flags.aligned
-    np.testing.assert_array_equal(got, values)
+    read = floats(memoryview(b"x" * offset + values.tobytes())[offset:], 10, "values")
+    assert read.flags.aligned
+    np.testing.assert_array_equal(read, values)

@@ -51,7 +51,7 @@ class Hall:
             TOKEN, self.starts, self.heard.put_nowait, self.admits, self._status, status_seconds=self.status_seconds
         )
         self._server = grpc.aio.server(options=options)
-        add_ControlServicer_to_server(self.streams, self._server)
+        add_ControlServicer_to_server(self.streams, self._server)  # type: ignore[no-untyped-call]
         self.port = self._server.add_insecure_port(self.address)
         await self._server.start()
 
@@ -118,7 +118,7 @@ class Replica:
 @contextlib.asynccontextmanager
 async def stub(address: str) -> AsyncIterator[ControlStub]:
     async with grpc.aio.insecure_channel(address) as channel:
-        yield ControlStub(channel)
+        yield ControlStub(channel)  # type: ignore[no-untyped-call]
 
 
 @contextlib.asynccontextmanager

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import grpc
 import pytest
+from grpc.aio import EOF  # type: ignore[attr-defined]
 
 from elasticdl.core import events as e
 from elasticdl.wire import auth
@@ -25,7 +26,7 @@ def test_a_second_stream_of_a_replica_takes_the_first_ones_place(run: Run) -> No
             await new.write(hello())
             assert (await new.read()).welcome.master_epoch == 1
             await hall.hear(e.ReplicaJoined)
-            assert await old.read() == grpc.aio.EOF, "the replaced stream should end"
+            assert await old.read() is EOF, "the replaced stream should end"
             hall.streams.send(NAME, pb.ToReplica(close=pb.Close(shard="s")))
             assert (await new.read()).close.shard == "s"
             assert hall.heard.empty(), "being replaced is not being lost"
@@ -50,7 +51,7 @@ def test_what_the_replaced_stream_still_says_is_ignored(run: Run) -> None:
             await new.write(hello())
             await new.read()
             slow.forward()
-            assert await old.read() == grpc.aio.EOF
+            assert await old.read() is EOF
             await new.write(progress(2))
             assert (await hall.hear(e.BatchesCommitted)).next_batch == 2
 
@@ -93,7 +94,7 @@ def test_a_replica_that_stops_writing_is_dropped(run: Run) -> None:
             await call.write(hello())
             await call.done_writing()
             assert (await call.read()).WhichOneof("body") == "welcome"
-            assert await call.read() == grpc.aio.EOF
+            assert await call.read() is EOF
             await hall.hear(e.ReplicaDropped)
 
     run(story())

@@ -38,7 +38,7 @@ def compiled() -> dict[str, list[tuple[str, str, int]]]:
                 fields.append(("map<string, double>", f.name, f.number))
                 continue
             kind = f.message_type.name if f.message_type is not None else TYPES[f.type]
-            repeated = f.is_repeated if hasattr(f, "is_repeated") else f.label == FieldDescriptor.LABEL_REPEATED
+            repeated = f.is_repeated if hasattr(f, "is_repeated") else f.label == FieldDescriptor.LABEL_REPEATED  # type: ignore[attr-defined]
             fields.append((("repeated " if repeated else "") + kind, f.name, f.number))
         found[name] = fields
     return found
