@@ -87,6 +87,12 @@ class Parameters:
     # Views.
 
     def pin(self, cut: int) -> None:
+        """Keep what is here now under the number of a cut.
+
+        There is one evaluation at a time: an older view is one whose release was lost with a master.
+        """
+        for old in [c for c in self._views if c < cut]:
+            self.release(old)
         if cut not in self._views:
             self._views[cut] = (self.weights.copy(), self.state.copy(), [t.pin() for t in self.tables])
 

@@ -61,6 +61,22 @@ def test_a_pinned_view_stands_still_and_creates_no_rows() -> None:
         parameters.pull(5)
 
 
+def test_a_view_that_nobody_released_goes_when_the_next_is_pinned() -> None:
+    """The word to drop it may be lost with a master; the copies it holds must not stay for ever."""
+    parameters = Parameters(model(OPTIMIZERS["sgd"]), 0, 1, SEED)
+    ids = np.arange(5000)
+    parameters.rows(0, ids)
+    sizes = []
+    for cut in range(1, 6):
+        parameters.pin(cut)
+        parameters.apply(cut, parameters.weights, parameters.state, {0: (ids, np.ones((5000, 2), np.float32))})
+        sizes.append(parameters.tables[0].nbytes())
+    assert max(sizes[1:]) <= sizes[0]
+    with pytest.raises(KeyError, match="view 4 is not pinned"):
+        parameters.pull(4)
+    parameters.pull(5)
+
+
 def test_rows_are_born_the_same_on_every_server_and_for_every_order_of_tables() -> None:
     ids = np.arange(50)
     ones = Parameters(model(OPTIMIZERS["sgd"]), 0, 1, SEED)
