@@ -5,6 +5,7 @@ A failing seed is told as a story by `python -m tests.simulation SEED`.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,11 +18,12 @@ from tests.simulation.scenario import Scenario, random_scenario
 from tests.simulation.world import World, simulate
 
 JOBS, CHUNK = 1000, 50
+BUDGET_SECONDS, STARTED = 60, time.process_time()
 KINDS = (
     "worker killed", "worker preempted", "worker stalled", "worker cut off", "out of memory", "master killed",
     "master killed while it acted", "stream broken", "message lost", "message repeated", "event missed",
     "bad record met", "bad record set aside", "job failed by a bad record", "stop asked for", "checkpoint",
-    "cut found unequal", "torn cut repaired", "evaluation delayed", "server lost", "push refused",
+    "cut found unequal", "torn cut repaired", "evaluation delayed", "server lost",
 )  # fmt: skip
 
 
@@ -58,7 +60,9 @@ def test_every_kind_of_fault_really_happened(met: Counter[str]) -> None:
         pytest.skip("only a part of the jobs was run")
     missing = [kind for kind in (*KINDS, "succeeded", "stopped", "failed") if not met[kind]]
     assert not missing, f"none of {len(met)} kinds: {missing}"
-    print("\n" + ", ".join(f"{kind}: {met[kind]}" for kind in sorted(met)))
+    spent = time.process_time() - STARTED
+    print(f"\n{JOBS} jobs, {spent:.0f} s of CPU (budget {BUDGET_SECONDS}): ", end="")
+    print(", ".join(f"{kind}: {met[kind]}" for kind in sorted(met)))
 
 
 def test_a_job_without_faults_is_not_disturbed_by_anything() -> None:
@@ -85,7 +89,7 @@ def test_a_job_whose_workers_never_live_long_still_ends() -> None:
     )  # fmt: skip
     world = simulate(storm)
     assert world.outcome is not None and world.outcome[0] == "succeeded"
-    assert world.faults["worker killed"] + world.faults["worker preempted"] > 10
+    assert world.faults["worker killed"] + world.faults["worker preempted"] > 5
 
 
 @pytest.mark.parametrize("name", MUTANTS)
