@@ -154,7 +154,7 @@ class Replicas:
         r = self.replicas.get(name)
         if r is None or r.uid == uid or r.state in (State.STOPPING, State.GONE):
             return
-        early = r.state is State.JOINED and not r.uid  # it spoke before the cluster told us of it
+        early = bool(r.incarnation) and not r.uid  # it spoke before the cluster told us of it
         r.uid = uid
         if not early:
             self._enter(r, State.RUNNING, now)

@@ -187,6 +187,15 @@ def test_who_speaks_before_the_cluster_tells_of_it_has_joined_all_the_same() -> 
     assert house.replicas.joined("worker")[0].uid == "uid"
 
 
+def test_who_spoke_and_fell_silent_before_the_cluster_told_of_it_is_not_called_one_that_never_connected() -> None:
+    house = House(workers=1, reconnect_seconds=30.0, crashes=0)
+    house.hear(e.ReplicaJoined(name("worker", 0), "inc"))
+    house.hear(e.ReplicaDropped(name("worker", 0), "inc"))
+    house.hear(e.ReplicaStarted(name("worker", 0), "uid"), after=20.0)
+    out = house.hear(e.TimePassed(), after=10.0)
+    assert out[0] == c.StopReplica(name("worker", 0), "silent for 30 s", 0.0), "and no crash is counted"
+
+
 @pytest.mark.parametrize("cause", [PREEMPTED, CRASHED, FINISHED, OUT_OF_MEMORY])
 def test_the_loss_of_a_server_ends_the_job_whatever_the_cause(cause: str) -> None:
     house = House(workers=1, servers=1, crashes=9)

@@ -30,7 +30,7 @@ class Mutant:
 
     what: str
     parts: Parts
-    seeds: int = 40
+    seeds: int = 100
     scenario: Callable[[Scenario], Scenario] = field(default=lambda s: s)
 
 
@@ -283,9 +283,9 @@ MUTANTS: dict[str, Mutant] = {
         "a batch is reported before the servers have it", Parts(session=ReportsBeforeItsServersAnswered)
     ),
     "failure-is-done": Mutant(
-        "a batch that raised is reported as trained", Parts(session=FailureMeansDone), 40, with_bad_records
+        "a batch that raised is reported as trained", Parts(session=FailureMeansDone), 100, with_bad_records
     ),
     "bad-record-forgotten": Mutant(
-        "a record that was set aside is met again", with_shards(BadRecordForgotten), 40, with_bad_records
+        "a record that was set aside is met again", with_shards(BadRecordForgotten), 100, with_bad_records
     ),
 }

@@ -98,6 +98,8 @@ class World:
             return
         running = tuple((n, uid) for n, uid in self.uids.items() if n not in self.exits)
         ended = tuple((n, uid) for n, uid in self.uids.items() if n in self.exits)
+        for name, _ in ended:  # how they ended comes before who is missing
+            self.hear(self.exits[name])
         self.hear(e.MasterStarted(running, ended))
         for name in list(self.uids):
             if name not in self.exits:
