@@ -48,6 +48,7 @@ LEVELS = (
     Level("wire", 150, (_pytest("tests/wire", "tests/ps", "tests/master", "tests/worker"),)),
     Level("cluster", 60, (_pytest("tests/cluster"),)),
     Level("frameworks", 120, (_pytest("tests/frameworks"),)),
+    Level("docs", 30, (_pytest("tests/docs"),)),
     Level("cli", 200, (_pytest("tests/cli"),)),
     Level("processes", 240, (_pytest("tests/processes"),)),
     Level("zoo", 120, (_pytest("tests/zoo"),)),

@@ -11,7 +11,10 @@ AT_ONCE = signal.SIGQUIT
 
 
 class Interrupts:
-    """While entered, signals set events. A signal that was ignored before (nohup) stays so."""
+    """While entered, signals set events. A graceful one that was ignored before (nohup) stays so.
+
+    SIGQUIT is always heard: `elasticdl stop --now` uses it, and shells ignore it for what they start in the background.
+    """
 
     def __init__(self) -> None:
         self.first, self.second = asyncio.Event(), asyncio.Event()
@@ -26,7 +29,7 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         loop = asyncio.get_running_loop()
         for number in (*GRACEFUL, AT_ONCE):
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            if number is AT_ONCE or signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._caught_one, number)
                 self._caught.append(number)
         return self

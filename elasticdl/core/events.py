@@ -132,6 +132,14 @@ class WorkerLeaving(Event):
 
 
 @dataclass(frozen=True)
+class WorkerUnfit(Event):
+    """The servers refuse the model itself: another worker would fare no better."""
+
+    worker: str
+    error: str
+
+
+@dataclass(frozen=True)
 class RecordIdentified(Event):
     """Which record stands at a position: the answer to `IdentifyRecord`."""
 

@@ -30,6 +30,7 @@ from elasticdl.core.events import (
     ServerHeld,
     StopRequested,
     TimePassed,
+    WorkerUnfit,
 )
 from elasticdl.core.plan import Kind, Plan, Shard
 from elasticdl.core.replicas import BLAMED, CAUSES, CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, Budget, Replicas, State
@@ -161,6 +162,8 @@ class Job:
                 return self._cut_done(cut, now) if cut is not None else []
             case CheckpointPublished(directory, error):
                 return self._published(directory, error)
+            case WorkerUnfit(_, error):
+                return [FinishJob(FAILED, error)]
             case StopRequested(reason):
                 return self._stop(reason)
             case BatchesCommitted(loss=loss):

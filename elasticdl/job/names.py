@@ -29,7 +29,6 @@ ENV_TF_CONFIG = "TF_CONFIG"
 # Environment that only ElasticDL's own processes read.
 ENV_JOB_FILE = "ELASTICDL_JOB_FILE"  # path of the job's JSON
 ENV_REPLICA = "ELASTICDL_REPLICA"  # this replica's name
-ENV_INCARNATION = "ELASTICDL_INCARNATION"  # how often a replica of this name was started before
 ENV_TOKEN = "ELASTICDL_TOKEN"  # the job's secret
 ENV_STATE_DIR = "ELASTICDL_STATE_DIR"  # where local jobs are kept
 ENV_LAUNCHER = "ELASTICDL_LAUNCHER"  # path of the launcher's socket

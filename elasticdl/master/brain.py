@@ -45,6 +45,8 @@ def event_of(replica: str, message: pb.FromReplica) -> e.Event:
             return e.LeaseReturned(replica, r.shard, r.attempt, r.reason)
         case "leaving":
             return e.WorkerLeaving(replica)
+        case "unfit":
+            return e.WorkerUnfit(replica, message.unfit.error)
         case "held":
             counters = tuple((x.shard, x.next_batch) for x in message.held.counters)
             return e.ServerHeld(replica, message.held.cut, counters)

@@ -172,9 +172,9 @@ class Master:
         if now - self._said_at >= PROGRESS_SECONDS and shards.version:
             self._said_at = now
             log.info(
-                "%s: %d of %d records, step %d, loss %.4g, %.0f records/s",
+                "%s: %d of %d records, step %d, loss %s, %.0f records/s",
                 phase(self.job), shards.done_records, self.job.terms.plan.total_records, shards.version,
-                self.job.loss or 0.0, self.chronicle.records_per_second(),
+                "unknown" if self.job.loss is None else f"{self.job.loss:.4g}", self.chronicle.records_per_second(),
             )  # fmt: skip
 
     async def _watch(self) -> None:

@@ -49,8 +49,8 @@ class Parameters:
         self.weights: Floats = np.zeros(n, np.float32)
         self.slots: Floats = np.full(n * self.optimizer.slots, self.optimizer.slot_start, np.float32)
         self.state: Floats = np.zeros(len(self.state_index), np.float32)
-        self._table_optimizers = [t.optimizer or spec.optimizer for t in spec.tables]
-        self.tables = [_store(t, o, seed) for t, o in zip(spec.tables, self._table_optimizers, strict=True)]
+        self.table_optimizers = [t.optimizer or spec.optimizer for t in spec.tables]
+        self.tables = [_store(t, o, seed) for t, o in zip(spec.tables, self.table_optimizers, strict=True)]
         self._views: dict[int, tuple[Floats, Floats, list[int]]] = {}
 
     def pull(self, view: int = 0) -> tuple[Floats, Floats]:
@@ -77,7 +77,7 @@ class Parameters:
         _native.update_dense(self.weights, self.slots, gradients, self.optimizer, rate, step)
         self.state += state
         for table, (ids, grads) in rows.items():
-            self.tables[table].push(ids, grads, self._table_optimizers[table].learning_rate, step)
+            self.tables[table].push(ids, grads, self.table_optimizers[table].learning_rate, step)
 
     def export(self, table: int, start: int) -> tuple[Ids, Floats]:
         """Ids and weights of some rows from row `start` on; none when there are no more."""

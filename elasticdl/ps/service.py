@@ -53,6 +53,7 @@ class Service:
         self.ledger = Ledger()
         self.parameters: Parameters | None = None
         self.init_from = init_from
+        self._freeze_later: pb.Freeze | None = None
         if init_from is not None:
             manifest = snapshot.read_manifest(init_from)
             self.ledger.version = manifest["version"]
@@ -148,8 +149,9 @@ class Service:
     def _freeze(self, freeze: pb.Freeze) -> None:
         frozen = pb.Frozen(cut=freeze.cut)
         if self.parameters is None:
-            frozen.error = "no worker has declared the model yet"
-        elif freeze.purpose == "view":
+            self._freeze_later = freeze  # a job that starts from a checkpoint may be cut before a worker is there
+            return
+        if freeze.purpose == "view":
             self.parameters.pin(freeze.cut)
         else:
             try:
@@ -231,6 +233,8 @@ class Service:
                 parameters.weights[:] = floats(body[1], len(parameters.weights), "initial values")
                 parameters.state[:] = floats(body[2], len(parameters.state), "initial state")
             self.parameters = parameters
+            if self._freeze_later is not None:
+                self._freeze(self._freeze_later)
             log.info(
                 "Holding %d dense values and %d tables, optimizer %s",
                 len(parameters.weights), len(spec.tables), spec.optimizer.kind,

@@ -88,7 +88,8 @@ def save_part(parameters: Parameters, directory: Path) -> str:
         return start
 
     counts = [len(store) for store in parameters.tables]
-    widths = [t.dim * (1 + parameters.optimizer.slots) for t in parameters.spec.tables]
+    tables = zip(parameters.spec.tables, parameters.table_optimizers, strict=True)
+    widths = [table.dim * (1 + optimizer.slots) for table, optimizer in tables]
     # 64-bit values first, so that everything stays aligned.
     ids_at = [lay_out(f"table.{i}.ids", "I64", (n,), 8 * n) for i, n in enumerate(counts)]
     rows_at = [

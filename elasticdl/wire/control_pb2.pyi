@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromReplica(_message.Message):
-    __slots__ = ("hello", "progress", "completed", "failed", "returned", "leaving", "held", "frozen")
+    __slots__ = ("hello", "progress", "completed", "failed", "returned", "leaving", "held", "frozen", "unfit")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class FromReplica(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     progress: Progress
     completed: Completed
@@ -23,7 +24,8 @@ class FromReplica(_message.Message):
     leaving: Leaving
     held: Held
     frozen: Frozen
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ...) -> None: ...
+    unfit: Unfit
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ..., unfit: _Optional[_Union[Unfit, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "replica", "incarnation", "address", "capacity", "holdings")
@@ -102,6 +104,12 @@ class Returned(_message.Message):
 class Leaving(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Unfit(_message.Message):
+    __slots__ = ("error",)
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    error: str
+    def __init__(self, error: _Optional[str] = ...) -> None: ...
 
 class Counter(_message.Message):
     __slots__ = ("shard", "next_batch")

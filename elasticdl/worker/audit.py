@@ -6,6 +6,8 @@ record, SGD with rate 1, so that a row ends at minus the number of times.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -35,23 +37,25 @@ def rows(numbers: npt.NDArray[np.int64]) -> dict[str, tuple[npt.NDArray[np.int64
     return {TABLE.name: (numbers, np.ones((len(numbers), 1), np.float32))}
 
 
-def verdict(client: Client, spec: JobSpec, records: int, set_aside: int) -> str:
+def verdict(client: Client, spec: JobSpec, records: int, set_aside: Sequence[int] = ()) -> str:
     """Compare the table with what should have been trained; a sentence when all is right, ModelError when not."""
     plan = Plan(records, spec.minibatch_size, spec.num_minibatches_per_task, spec.num_epochs, spec.max_step)
     whole, rest = divmod(plan.total_batches, plan.batches_per_epoch)
     most = whole + (1 if rest else 0)  # max_step may end the job inside an epoch
-    trained = total = 0
     wrong: list[tuple[int, float]] = []
+    trained = total = 0
     for start in range(0, records, AT_ONCE):
         ids = np.arange(start, min(start + AT_ONCE, records))
         times = -client.rows(TABLE.name, ids, create=False).reshape(-1)
         total += int(times.sum())
         trained += int((times > 0).sum())
-        off = ids[(times < whole) | (times > most)] if not set_aside else ids[times > most]
+        least = np.where(np.isin(ids, set_aside), 0, whole)  # until it was found out, such a record was trained
+        off = ids[(times < least) | (times > most)]
         wrong += [(int(i), float(times[i - start])) for i in off[: NAMED - len(wrong)]]
     if wrong or (not set_aside and total != plan.total_records):
         named = ", ".join(f"record {i} {t:g} times" for i, t in wrong)
         raise ModelError("audit", f"{total} of {plan.total_records} records were trained; wrong are: {named or 'none'}")
-    times_each = f"{whole} to {most} times" if rest else f"exactly {whole} time{'s' if whole > 1 else ''}"
-    aside = f", {set_aside} set aside" if set_aside else ""
-    return f"{trained} records, each trained {times_each}{aside}"
+    aside = f", {len(set_aside)} set aside" if set_aside else ""
+    if rest:
+        return f"{total} records trained, none more than {most} time{'s' if most > 1 else ''}{aside}"
+    return f"{trained} records, each trained exactly {whole} time{'s' if whole > 1 else ''}{aside}"

@@ -75,6 +75,7 @@ def _build(spec: JobSpec, code: ModelFile, reader: Reader, dataset: Dataset) -> 
         records = reader.read(first.name, 0, min(spec.minibatch_size, first.records))
         return code.feed(records, "training", reader.metadata)[0]
 
+    sample()  # a feed that fails should do so before anything starts, whether the model needs the sample or not
     load_trainable(code, spec.seed, sample).new_metrics()
 
 

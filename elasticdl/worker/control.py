@@ -87,6 +87,9 @@ class Control:
     def returned(self, work: Work, reason: str) -> None:
         self._tell(lambda s: [s.returned(work, reason)])
 
+    def unfit(self, error: str) -> None:
+        self._tell(lambda s: [s.unfit(error)])
+
     def leave(self) -> None:
         """Finish the batch in flight, give the rest back and go."""
         self._tell(lambda s: s.leave())

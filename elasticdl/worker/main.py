@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -14,7 +13,7 @@ from types import FrameType
 from elasticdl import faults
 from elasticdl.cluster.protocol import EXIT_OUT_OF_MEMORY
 from elasticdl.data.dataset import Dataset
-from elasticdl.errors import ElasticDLError
+from elasticdl.errors import ElasticDLError, Refused
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
 from elasticdl.frameworks.trainable import Arrays
 from elasticdl.job import names
@@ -81,8 +80,14 @@ def _work(spec: JobSpec, replica: str, directory: Path) -> int:
         client = Client(found[0], token, audit.added(held) if spec.audit else held, found[1])
         control.on_change(client.interrupt)
         client.called_off_by(control.over)
-        with contextlib.suppress(Interrupted):  # the loop sees why
+        try:
             client.declare(*model.initial())
+        except Interrupted:
+            pass  # the loop sees why
+        except Refused as refusal:
+            control.unfit(f"the servers do not take this model: {refusal}")
+            control.close()
+            raise
         Worker(spec, code, model, training, sources.get("evaluation"), control, client).run()
         client.close()
     control.close()

@@ -132,6 +132,10 @@ class Session:
         self._drop(work.shard, work.attempt)
         return pb.FromReplica(returned=pb.Returned(shard=work.shard, attempt=work.attempt, reason=reason))
 
+    def unfit(self, error: str) -> pb.FromReplica:
+        """The servers refuse this worker's model."""
+        return pb.FromReplica(unfit=pb.Unfit(error=error))
+
     def leave(self) -> list[pb.FromReplica]:
         """SIGTERM came: give everything back but what is being worked on."""
         self.leaving = True

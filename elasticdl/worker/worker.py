@@ -85,7 +85,7 @@ class Worker:
                 self.control.completed(work, json.dumps(metrics.result()))
             case "audit":
                 total = self.training.dataset.records
-                self.control.completed(work, audit.verdict(self.client, self.spec, total, len(work.bad_records)))
+                self.control.completed(work, audit.verdict(self.client, self.spec, total, work.bad_records))
             case "export":
                 self._export(work)
             case "probe":

@@ -88,6 +88,13 @@ def test_a_traceback_in_the_first_batch_fails_the_job_at_once() -> None:
     assert out[-1] == c.FinishJob("failed", "the first batch failed:\nTraceback\nValueError: 7")
 
 
+def test_a_model_that_the_servers_refuse_ends_the_job_with_their_reason_and_blames_no_record() -> None:
+    play = Play()
+    play.everybody()
+    out = play.hear(e.WorkerUnfit(W0, "the servers do not take this model: its tables changed"))
+    assert out == [c.FinishJob("failed", "the servers do not take this model: its tables changed")]
+
+
 def test_a_worker_that_dies_of_its_batch_costs_no_budget_but_the_batch_a_strike() -> None:
     play = Play(budget=Budget(crashes=0), max_bad_records=1)
     play.everybody()
@@ -409,7 +416,7 @@ def test_every_event_has_a_written_form() -> None:
         e.LeaseReturned("a", "s", 1, "why"),
         e.BatchFailed("a", "s", 1, 0, "Traceback"), e.WorkerLeaving("a"), e.RecordIdentified("s", 1, 2, "n"),
         e.ServerHeld("a", 1, (("s", 2),)), e.ServerCut("a", 1, "d", "e"), e.CheckpointPublished("d", "e"),
-        e.StopRequested("why"), e.TimePassed(),
+        e.StopRequested("why"), e.TimePassed(), e.WorkerUnfit("a", "why"),
     ]  # fmt: skip
     assert {type(x) for x in some} == set(e.EVENTS.values()), "a new event needs its example here"
     assert [e.decode(*e.encode(x)) for x in some] == some

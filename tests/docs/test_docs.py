@@ -149,13 +149,13 @@ def test_what_the_readme_calls_built_is_built_and_the_rest_is_not() -> None:
 
 def test_the_readme_speaks_of_speeds_that_were_measured() -> None:
     measured = json.loads((ROOT / "benchmarks" / "results" / "read_records.json").read_text())["readers"]
-    assert measured["recordio snappy"]["records_per_cpu_second_median"] > 1_000_000
+    assert measured["recordio snappy"]["records_per_second_median"] > 1_000_000
     assert measured["recordio snappy"]["range_512_ms_median"] < 1
     runs = (ROOT / "benchmarks" / "results" / "row_store.md").read_text()
-    for row, low, high in (("pull", 5, 40), ("push_unique", 5, 30)):
+    for row, words in (("pull", "pulled"), ("push_unique", "pushed")):
         [cells] = re.findall(rf"^\| {row} \|(.+)\|$", runs, re.MULTILINE)
-        medians = [float(cell.split()[0]) for cell in cells.split("|") if "(" in cell]
-        assert round(min(medians)) == low and round(max(medians)) == high
+        quiet = cells.split("|")[0].split()[0]
+        assert re.search(rf"{quiet} million(?: rows/s)? {words}", (ROOT / "README.md").read_text())
 
 
 # Names.

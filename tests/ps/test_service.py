@@ -85,9 +85,16 @@ def test_a_server_without_a_model_says_so() -> None:
     with serving(1) as servers:
         raw = Raw(servers.addresses[0])
         assert raw.refused(Op.PULL) == "no worker has declared the model yet"
-        servers.direct(freeze=pb.Freeze(cut=1, purpose="view"))
-        assert servers.hear("frozen")[0].error == "no worker has declared the model yet"
         raw.close()
+
+
+def test_a_cut_before_the_first_declaration_waits_for_it() -> None:
+    with serving(1) as servers:
+        servers.direct(freeze=pb.Freeze(cut=1, purpose="view"))
+        spec = model(OPTIMIZERS["keras adam"])
+        with training(servers, spec) as trainer:
+            assert servers.hear("frozen")[0].error == ""
+            assert np.array_equal(trainer.client.pull(view=1)[0], trainer.client.pull()[0])
 
 
 def test_wrong_tables_views_and_timelines_are_refused(server: Server) -> None:

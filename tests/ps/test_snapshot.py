@@ -132,6 +132,20 @@ def test_saving_and_restoring_a_table_takes_little_memory_besides(tmp_path: Path
     assert abs(len(fresh.tables[0]) - count / 2) < count / 50
 
 
+def test_a_table_with_an_optimizer_of_its_own_is_taken_up_again(tmp_path: Path) -> None:
+    """The audit's table moves by SGD, which has no slots, beside a model whose optimizer has two."""
+    plain = model(OPTIMIZERS["keras adam"])
+    own = TableSpec(name="counts", dim=1, optimizer=OptimizerSpec(kind="sgd", learning_rate=1.0))
+    spec = plain.model_copy(update={"tables": (*plain.tables, own)})
+    before, after = Parameters(spec, 0, 1, SEED), Parameters(spec, 0, 1, SEED)
+    ids, counts = np.arange(5), len(spec.tables) - 1
+    empty, state = np.zeros(len(before.weights), np.float32), np.zeros(len(before.state), np.float32)
+    before.apply(1, empty, state, {counts: (ids, np.ones((5, 1), np.float32))})
+    write_manifest(tmp_path, {"ps-0": snapshot.save_part(before, tmp_path)})
+    snapshot.restore(after, tmp_path)
+    assert np.array_equal(after.rows(counts, ids), before.rows(counts, ids))
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """A checkpoint of two servers, without a server."""

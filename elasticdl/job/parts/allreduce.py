@@ -41,5 +41,5 @@ class AllreducePart(Part):
         later=ALLREDUCE,
     )
     master_grace_seconds: Seconds = knob(
-        60.0, "How long workers go on without hearing from the master.", commands=TRAIN, later=ALLREDUCE
+        60.0, "How long workers and servers go on without hearing from the master.", commands=TRAIN
     )

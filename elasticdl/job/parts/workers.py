@@ -37,7 +37,6 @@ class WorkersPart(Part):
         True,
         "Whether a worker that ran out of memory comes back with more.",
         commands=TRAIN,
-        local="a process's memory limit stays as --worker_resource_limit says",
     )
     relaunch_timeout_worker: bool = knob(
         False,
