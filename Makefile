@@ -23,9 +23,11 @@ test-kills: $(VENV)/.dev  ## 20 jobs whose workers are killed, 5 whose master is
 test-zoo: $(VENV)/.dev  ## Whole MNIST jobs: one worker, two, and one killed every few seconds.
 	$(BIN)/python -m pytest -q tests/zoo -m long
 
-test-backends: $(VENV)-jax/.ready $(VENV)-tensorflow/.ready  ## The Trainable contract on the other Keras backends.
-	KERAS_BACKEND=jax $(VENV)-jax/bin/python -m pytest -q tests/frameworks -m backend
-	KERAS_BACKEND=tensorflow $(VENV)-tensorflow/bin/python -m pytest -q tests/frameworks -m backend
+test-backends: $(VENV)-jax/.ready $(VENV)-tensorflow/.ready  ## The Trainable contract and a whole job on JAX and on TensorFlow.
+	$(VENV)-jax/bin/python -m pytest -q tests/frameworks/test_backends.py
+	KERAS_BACKEND=jax $(VENV)-jax/bin/python -m pytest -q tests/zoo/test_jobs.py -k deepfm
+	$(VENV)-tensorflow/bin/python -m pytest -q tests/frameworks/test_backends.py
+	KERAS_BACKEND=tensorflow $(VENV)-tensorflow/bin/python -m pytest -q tests/zoo/test_jobs.py -k deepfm
 
 bench: $(VENV)/.dev  ## Every claim about speed, measured on this machine; results go to benchmarks/results.
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
@@ -49,7 +51,7 @@ $(VENV)/.dev: $(VENV)/bin/python $(SOURCES)
 $(VENV)-%/.ready: $(SOURCES)
 	@echo "Setting up $(VENV)-$* (a minute or two)"
 	$(PYTHON) -m venv $(VENV)-$*
-	$(VENV)-$*/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$*]' pytest pytest-timeout hypothesis
+	$(VENV)-$*/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$*]' pytest pytest-timeout hypothesis scikit-learn psutil
 	@touch $@
 
 clean:
