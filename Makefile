@@ -24,9 +24,9 @@ test-zoo: $(VENV)/.dev  ## Whole MNIST jobs: one worker, two, and one killed eve
 	$(BIN)/python -m pytest -q tests/zoo -m long
 
 test-backends: $(VENV)-jax/.ready $(VENV)-tensorflow/.ready  ## The Trainable contract and a whole job on JAX and on TensorFlow.
-	$(VENV)-jax/bin/python -m pytest -q tests/frameworks/test_backends.py
+	KERAS_BACKEND=jax $(VENV)-jax/bin/python -m pytest -q tests/frameworks/test_backends.py
 	KERAS_BACKEND=jax $(VENV)-jax/bin/python -m pytest -q tests/zoo/test_jobs.py -k deepfm
-	$(VENV)-tensorflow/bin/python -m pytest -q tests/frameworks/test_backends.py
+	KERAS_BACKEND=tensorflow $(VENV)-tensorflow/bin/python -m pytest -q tests/frameworks/test_backends.py
 	KERAS_BACKEND=tensorflow $(VENV)-tensorflow/bin/python -m pytest -q tests/zoo/test_jobs.py -k deepfm
 
 bench: $(VENV)/.dev  ## Every claim about speed, measured on this machine; results go to benchmarks/results.

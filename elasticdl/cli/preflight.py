@@ -108,7 +108,7 @@ def check_data_of_checkpoint(spec: JobSpec, path: Path, datasets: dict[str, Any]
 
     again = "Give that, or start without --checkpoint_dir_for_init."
     manifest = dict(read_manifest(path))
-    knobs = ("minibatch_size", "num_minibatches_per_task", "seed", "shuffle")
+    knobs = ("minibatch_size", "max_step", "num_minibatches_per_task", "seed", "shuffle")
     problems = [
         Problem(f"--{name}", shown(getattr(spec, name)), f"the checkpoint was made with {shown(manifest[name])}", again)
         for name in knobs

@@ -12,6 +12,7 @@ from elasticdl.core.commands import (
     PublishCheckpoint,
     ReleaseServers,
     ReportMetrics,
+    RevokeLease,
     StopReplica,
     TellMembers,
 )
@@ -221,10 +222,12 @@ class Job:
         return out + self._worker_lost(event.name, reason, blame, now)
 
     def _worker_lost(self, worker: str, reason: str, blame: bool, now: float) -> list[Command]:
-        mine = [s.id for s in self.shards.leased.values() if s.worker == worker and s.kind is Kind.TRAIN]
+        held = [s for s in self.shards.leased.values() if s.worker == worker]
         if worker in self.shards.seats:
-            self.recoveries.append(Recovery(worker, now, mine))
-        return self.shards.handle(WorkerLost(worker, reason, blame), now)
+            self.recoveries.append(Recovery(worker, now, [s.id for s in held if s.kind is Kind.TRAIN]))
+        # It may live on for a while, and even listen: its step is called off before anybody else gets the shard.
+        out: list[Command] = [RevokeLease(worker, s.id, s.attempt, reason) for s in held]
+        return out + self.shards.handle(WorkerLost(worker, reason, blame), now)
 
     def _recovered(self, shard_id: str, now: float) -> None:
         for r in self.recoveries:

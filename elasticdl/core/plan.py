@@ -36,6 +36,7 @@ class Shard:
     since: float = 0.0  # when the lease last moved
     turn: int = 0  # leases are worked on in the order of their turns
     strikes: int = 0  # how often its next batch crashed a worker
+    refusals: int = 0  # how often in a row it was given back because a server refused it
     searched: int = 0  # how often its next batch was searched in vain
     careful: bool = False  # a worker died holding it: nobody reads it ahead any more, so that blame is exact
     payload: str = ""  # what the worker needs besides the range

@@ -19,7 +19,6 @@ from elasticdl.core.commands import (
     FinishJob,
     GrantLease,
     IdentifyRecord,
-    RevokeLease,
 )
 from elasticdl.core.events import (
     BatchesCommitted,
@@ -35,6 +34,7 @@ from elasticdl.core.events import (
 from elasticdl.core.plan import BadRecord, EpochDone, Kind, Plan, Shard
 
 STRIKES = 2
+REFUSALS = 4  # a lease given back again and again for the same reason will never be worked on
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,15 @@ class Shards:
                     out.append(CloseLease(worker, shard, attempt))
                     self._take_back(held, out)
                     self._strike(held, error, out)
-            case LeaseReturned(worker, shard, attempt, _):
+            case LeaseReturned(worker, shard, attempt, reason):
                 held = self._held(worker, shard, attempt)
                 if held is not None:
                     out.append(CloseLease(worker, shard, attempt))
                     self._take_back(held, out)
+                    leaving = worker not in self.seats or self.seats[worker].leaving
+                    held.refusals += 0 if leaving else 1
+                    if held.refusals > REFUSALS:
+                        out.append(FinishJob("failed", f"{shard} was given back {held.refusals} times: {reason}"))
             case ShardsAdded(shards):
                 for s in shards:
                     insort(self.waiting, s, key=_order)
@@ -250,7 +254,7 @@ class Shards:
             done.records += self.plan.batch_records(s, batch)
             self.version += 1
             s.next_batch = batch + 1
-            s.strikes = s.searched = 0
+            s.strikes = s.searched = s.refusals = 0
 
     def _completed(self, worker: str, shard_id: str, attempt: int, result: str, out: list[Command]) -> None:
         s = self._held(worker, shard_id, attempt)
@@ -396,14 +400,6 @@ class Shards:
             s.turn = self.turns
             self.leased[s.id] = s
             out.append(GrantLease(worker, s.id, s.attempt, "next in the epoch" if s.attempt == 1 else "given back"))
-
-    def revoke(self, worker: str, reason: str) -> list[Command]:
-        """Take every lease of a worker that lives but must not go on."""
-        out: list[Command] = []
-        for s in [s for s in self.leased.values() if s.worker == worker]:
-            out.append(RevokeLease(worker, s.id, s.attempt, reason))
-            self._take_back(s, out)
-        return out
 
 
 def _order(s: Shard) -> tuple[int, int, int]:

@@ -75,6 +75,7 @@ class Actions:
             "bad_records": [(b.record, b.name, b.error) for b in shards.bad_records],
             "training_data": self.training.fingerprint(),
             "minibatch_size": self.spec.minibatch_size,
+            "max_step": self.spec.max_step,
             "num_minibatches_per_task": self.spec.num_minibatches_per_task,
             "seed": self.spec.seed,
             "shuffle": self.spec.shuffle,

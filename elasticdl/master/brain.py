@@ -114,7 +114,9 @@ class Brain:
         return [Send(s, message) for s in ([server] if server else self._servers())]
 
     def _grant(self, s: Shard) -> pb.Grant:
-        bad = [b.record for b in self.job.shards.bad_records]
+        # Numbers of training records: they mean nothing for validation data.
+        trains = s.kind in (Kind.TRAIN, Kind.PROBE, Kind.AUDIT)
+        bad = [b.record for b in self.job.shards.bad_records] if trains else []
         return pb.Grant(
             shard=s.id, attempt=s.attempt, kind=s.kind, round=s.round, start=s.start, stop=s.stop,
             batches=s.batches, next_batch=s.next_batch, payload=s.payload, bad_records=bad, careful=s.careful,

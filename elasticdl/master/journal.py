@@ -72,6 +72,11 @@ class Journal:
             self._db.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
         self._since_state += len(rows)
 
+    @property
+    def begun(self) -> bool:
+        """Whether it holds anything of the job's life yet."""
+        return self._seq > 0 or self._db.execute("SELECT count(*) FROM state").fetchone()[0] > 0
+
     def keep_state(self, job: Job, now: float, every: int = SNAPSHOT_EVENTS) -> None:
         """Replace the events by the state they led to, when there are many."""
         if self._since_state < every:

@@ -34,12 +34,13 @@ log = logging.getLogger(__name__)
 
 def terms_of(spec: JobSpec, training_records: int, validation_records: int) -> Terms:
     plan = Plan(training_records, spec.minibatch_size, spec.num_minibatches_per_task, spec.num_epochs, spec.max_step)
+    limit = spec.limit("worker")
     budget = Budget(
         crashes=spec.relaunch_on_worker_failure,
         start_seconds=spec.start_seconds,
         reconnect_seconds=spec.reconnect_seconds,
         hang_seconds=spec.hang_seconds,
-        raise_memory=spec.enable_automate_memory,
+        raise_memory=spec.enable_automate_memory and limit is not None and limit.memory is not None,
     )
     return Terms(
         str(spec.job_name), spec.num_workers, spec.num_ps_pods, plan, validation_records, spec.evaluation_steps,
@@ -112,8 +113,10 @@ def _recover(spec: JobSpec, training: Dataset, validation: int, journal: Journal
         changed = "; ".join(Dataset.from_json(known).difference(training))
         raise JobFailed(f"the training data changed while the job was running: {changed}")
     start = Job.new(terms_of(spec, training.records, validation))
-    if spec.checkpoint_dir_for_init:
+    if spec.checkpoint_dir_for_init and not journal.begun:
+        # Kept in the journal: the next master needs the old checkpoint no more.
         start = restored(start, Path(spec.checkpoint_dir_for_init), spec, training)
+        journal.keep_state(start, 0.0, every=0)
     return journal.recover(start)
 
 

@@ -38,7 +38,9 @@ def cause_of(end: Exit) -> str:
         return OUT_OF_MEMORY
     if end.signal is not None:
         return PREEMPTED if end.signal in OUTSIDE_SIGNALS else CRASHED
-    if end.code is None or end.code - 128 in OUTSIDE_SIGNALS:  # a worker that left on SIGTERM exits with 143
+    if end.code is None:
+        return CRASHED  # it could not even be started
+    if end.code - 128 in OUTSIDE_SIGNALS:  # a worker that left on SIGTERM exits with 143
         return PREEMPTED
     return FINISHED if end.code == 0 else CRASHED
 

@@ -18,6 +18,7 @@ def restored(job: Job, directory: Path, spec: JobSpec, training: Dataset) -> Job
     manifest = read_manifest(directory)
     now = {
         "--minibatch_size": spec.minibatch_size,
+        "--max_step": spec.max_step,
         "--num_minibatches_per_task": spec.num_minibatches_per_task,
         "--seed": spec.seed,
         "--shuffle": spec.shuffle,

@@ -35,6 +35,7 @@ class Manifest(TypedDict):
     bad_records: list[tuple[int, str, str]]
     training_data: str  # fingerprint
     minibatch_size: int
+    max_step: int
     num_minibatches_per_task: int
     seed: int
     shuffle: bool

@@ -6,6 +6,8 @@ one JSON object: the description of the data, or the problems.
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import json
 import os
 import sys
@@ -55,6 +57,8 @@ def check(spec: JobSpec) -> dict[str, Any]:
             problems.append(Problem(flag, path, f"{error.path}{at}: {error.what}", error.remedy))
         except ModelError as error:
             problems.append(_model_problem(spec, error))
+    if code is not None:
+        problems += _unread_parameters(spec, code)
     if code is not None and "training" in readers and not problems:
         try:
             _build(spec, code, *readers["training"])
@@ -77,6 +81,21 @@ def _build(spec: JobSpec, code: ModelFile, reader: Reader, dataset: Dataset) -> 
 
     sample()  # a feed that fails should do so before anything starts, whether the model needs the sample or not
     load_trainable(code, spec.seed, sample).new_metrics()
+
+
+def _unread_parameters(spec: JobSpec, code: ModelFile) -> list[Problem]:
+    """What --aux_params gives the model and `custom_model` does not take."""
+    accepted = inspect.signature(code.custom_model).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in accepted):
+        return []
+    names_taken = [p.name for p in accepted]
+    problems = []
+    for name in spec.aux_params:
+        if name != "disable_relaunch" and name not in names_taken:
+            near = difflib.get_close_matches(name, names_taken, 1)
+            remedy = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(names_taken) or 'no parameters'}."
+            problems.append(Problem("--aux_params", name, "custom_model has no parameter of this name", remedy))
+    return problems
 
 
 def _model_problem(spec: JobSpec, error: ModelError) -> Problem:

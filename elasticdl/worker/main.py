@@ -13,7 +13,7 @@ from types import FrameType
 from elasticdl import faults
 from elasticdl.cluster.protocol import EXIT_OUT_OF_MEMORY
 from elasticdl.data.dataset import Dataset
-from elasticdl.errors import ElasticDLError, Refused
+from elasticdl.errors import DataError, ElasticDLError, Refused
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
 from elasticdl.frameworks.trainable import Arrays
 from elasticdl.job import names
@@ -55,7 +55,11 @@ def _work(spec: JobSpec, replica: str, directory: Path) -> int:
     for mode, path in (("training", spec.training_data), ("evaluation", spec.validation_data)):
         if path:
             reader = open_source(spec, code, path, mode)
-            sources[mode] = Source(reader, Dataset.from_json(described[mode]), spec, mode)
+            dataset = Dataset.from_json(described[mode])
+            if changed := dataset.difference(reader.describe()):
+                remedy = "Put the old files back, or start another job."
+                raise DataError(path, f"the data changed since the job started: {'; '.join(changed)}", remedy)
+            sources[mode] = Source(reader, dataset, spec, mode)
     training = sources["training"]
 
     def sample() -> Arrays:

@@ -145,6 +145,7 @@ class Worker:
 
     def _probe(self, work: Work) -> None:
         """Compute a part of a batch that crashes workers, and push nothing."""
+        self._evaluating = 0
         trainable, state, _ = self.client.pull()
         self.model.assign(trainable, state)
         suspects = load(self.training, work.round, work.start, work.stop, work.bad_records, self.code.feed)

@@ -47,6 +47,7 @@ def write_manifest(checkpoint: Path, files: dict[str, str], **changes: object) -
         "bad_records": [],
         "training_data": "another fingerprint",
         "minibatch_size": 32,
+        "max_step": 0,
         "num_minibatches_per_task": 1,
         "seed": 5,
         "shuffle": True,

@@ -7,7 +7,7 @@ import pytest
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.plan import Kind, Plan, Shard
-from elasticdl.core.shards import STRIKES, Shards, ShardsAdded, WorkerLost
+from elasticdl.core.shards import REFUSALS, STRIKES, Shards, ShardsAdded, WorkerLost
 from tests.core.invariants import check_shards
 
 
@@ -359,10 +359,19 @@ def test_a_question_that_a_restart_may_have_lost_is_asked_again() -> None:
     assert table.shards.unanswered() == [c.IdentifyRecord("train/0/0", 0)]
 
 
-def test_a_revoked_worker_is_told_and_its_shards_wait() -> None:
+def test_a_lease_that_servers_refuse_again_and_again_fails_the_job_with_their_reason() -> None:
     table = Table()
     table.join("a")
-    revoked = table.shards.revoke("a", "rollback")
-    assert [x.shard for x in revoked if isinstance(x, c.RevokeLease)] == ["train/0/0", "train/0/1"]
+    for attempt in range(1, REFUSALS + 2):
+        out = table.shards.handle(e.LeaseReturned("a", "train/0/0", attempt, "ps-0 refused: no memory"), 1.0)
+    (end,) = [x for x in out if isinstance(x, c.FinishJob)]
+    assert "no memory" in end.reason
     check_shards(table.shards)
-    assert not table.shards.leased
+
+
+def test_leases_that_a_leaving_worker_gives_back_are_no_refusals() -> None:
+    table = Table()
+    table.join("a")
+    table.shards.handle(e.WorkerLeaving("a"), 1.0)
+    table.shards.handle(e.LeaseReturned("a", "train/0/0", 1, "the worker is leaving"), 1.0)
+    assert [s.refusals for s in table.shards.waiting] == [0]

@@ -46,7 +46,14 @@ class RunningJob:
     paths: JobPaths
     process: subprocess.Popen[str]
     output: Path
+    deadline_seconds: float = DEADLINE_SECONDS
     kills: list[str] = field(default_factory=list)
+
+    def end(self) -> None:
+        """See that nothing of the job is left, whatever became of it."""
+        if self.process.poll() is None:
+            self.process.kill()  # takes every replica with it
+            self.process.wait()
 
     # Watching.
 
@@ -54,8 +61,8 @@ class RunningJob:
         """Statuses as they come, over restarts of the master, until the job ends."""
         began = time.monotonic()
         while self.process.poll() is None:
-            if time.monotonic() - began > DEADLINE_SECONDS:
-                raise TimeoutError(f"the job did not end in {DEADLINE_SECONDS:.0f} s:\n{self.story()}")
+            if time.monotonic() - began > self.deadline_seconds:
+                raise TimeoutError(f"the job did not end in {self.deadline_seconds:.0f} s:\n{self.story()}")
             try:
                 address, token = self.paths.master_address.read_text(), self.paths.token.read_text()
                 with grpc.insecure_channel(address) as channel:
@@ -76,7 +83,7 @@ class RunningJob:
 
     def finish(self) -> tuple[int, dict[str, object]]:
         """Exit code and result of the job."""
-        code = self.process.wait(DEADLINE_SECONDS)
+        code = self.process.wait(self.deadline_seconds)
         assert self.paths.result.exists(), f"exit code {code}, no result:\n{self.story()}"
         return code, json.loads(self.paths.result.read_text())
 
@@ -123,7 +130,18 @@ def start(tmp: Path, job: str, *flags: str, env: dict[str, str] | None = None) -
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})},
         )
-    return RunningJob(JobPaths(tmp / "state", job), process, output)
+    job_started = RunningJob(JobPaths(tmp / "state", job), process, output)
+    started.append(job_started)
+    return job_started
+
+
+started: list[RunningJob] = []
+
+
+def end_all() -> None:
+    """For after a test: a job that it left running would slow the next ones down."""
+    while started:
+        started.pop().end()
 
 
 def start_witness(

@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 
 from elasticdl import __version__
-from tests.processes.harness import RunningJob, audit_witness, start_witness
+from tests.processes.harness import RunningJob, audit_witness, end_all, start_witness
 
 RECORDS, EPOCHS = 2000, 2
 
@@ -45,7 +45,6 @@ def kill_run(tmp: Path, seed: int, worker_kills: int, master_kills: int) -> Repo
     job = start_witness(tmp, job_name, records=RECORDS, epochs=EPOCHS, servers=servers, workers=workers)
     moments = [("worker", random.uniform(0.02, 0.85)) for _ in range(worker_kills)]
     moments += [("master", random.uniform(0.05, 0.85)) for _ in range(master_kills)]
-    killed = {"worker": 0, "master": 0}
     for role, moment in sorted(moments, key=lambda m: m[1]):
         threshold = int(moment * RECORDS * EPOCHS)
         job.wait_until(lambda s, t=threshold: s.records_done >= t)  # type: ignore[misc]
@@ -53,16 +52,19 @@ def kill_run(tmp: Path, seed: int, worker_kills: int, master_kills: int) -> Repo
             job.kill(f"elasticdl-{job_name}-master")
         else:
             job.kill(random.choice(_training(job)))
-        killed[role] += 1
     code, result = job.finish()
     assert code == 0 and result["outcome"] == "succeeded", f"{result}\n{job.story()}"
     status = result["status"]
     assert isinstance(status, dict)
+    masters = [name for name in job.kills if name.endswith("-master")]
+    workers = len(job.kills) - len(masters)
+    assert int(status["master_starts"]) == 1 + len(masters)
+    assert int(status["losses"]) >= workers, "a killed worker was not missed"
     assert int(status["records_done"]) == RECORDS * EPOCHS
     assert [int(e["records"]) for e in status["epochs_done"]] == [RECORDS] * EPOCHS
     audit_witness(tmp / f"{job_name}-model", RECORDS, EPOCHS, servers)
     return Report(
-        seed, killed["worker"], killed["master"], int(status["master_starts"]), int(status.get("losses", 0)),
+        seed, workers, len(masters), int(status["master_starts"]), int(status.get("losses", 0)),
         [round(s, 3) for s in status.get("recovery_seconds", [])], round(time.monotonic() - began, 1),
         int(status["records_done"]),
     )  # fmt: skip
@@ -84,7 +86,10 @@ def main() -> int:
     plan = [(seed, 0) for seed in range(args.runs)] + [(1000 + seed, 2) for seed in range(args.master_runs)]
     for place, (seed, masters) in enumerate(plan, 1):
         with tempfile.TemporaryDirectory() as tmp:
-            report = kill_run(Path(tmp), seed, worker_kills=4, master_kills=masters)
+            try:
+                report = kill_run(Path(tmp), seed, worker_kills=4, master_kills=masters)
+            finally:
+                end_all()
         reports.append(report)
         print(f"{place}/{len(plan)} {report}", flush=True)
     if args.report:

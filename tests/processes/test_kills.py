@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl import faults
 from tests.processes.harness import audit_witness, start_witness
 from tests.processes.kills import kill_run
 
@@ -20,6 +21,10 @@ POINTS = {
     "master.after_journal": "master:40",
     "master.between_cut_phases": "master:1",
 }
+
+
+def test_every_fault_point_there_is_has_its_test() -> None:
+    assert set(POINTS) == set(faults.POINTS)
 
 
 @pytest.mark.parametrize("seed", range(3))

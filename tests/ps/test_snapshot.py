@@ -30,7 +30,7 @@ def write_manifest(directory: Path, files: dict[str, str], version: int = 4, **m
     manifest: dict[str, Any] = {
         "version": version, "files": files, "open": {"train/0/0": [version, 100]}, "next": [0, 1], "done": {},
         "committed": {"train/0/0": version}, "bad_records": [], "training_data": "x", "minibatch_size": 1,
-        "num_minibatches_per_task": 100, "seed": SEED, "shuffle": True,
+        "max_step": 0, "num_minibatches_per_task": 100, "seed": SEED, "shuffle": True,
     }  # fmt: skip
     snapshot.write_durably(directory / snapshot.MANIFEST, json.dumps(manifest | more).encode())
 

@@ -24,7 +24,7 @@ class SavingPart(Part):
 
     output: Text = knob(
         None,
-        "Where the trained model is written: a .keras file, or safetensors for PyTorch.",
+        "The directory for the trained model: model.keras, or model.safetensors for PyTorch.",
         metavar="PATH",
         common=True,
     )

@@ -24,7 +24,7 @@ class WorkersPart(Part):
     )
     start_seconds: Seconds = knob(120.0, "How long a replica may take from its start until it reports to the master.")
     reconnect_seconds: Seconds = knob(
-        30.0, "How long a replica that lost its connection keeps trying before it gives up."
+        30.0, "How long the master waits for a replica whose connection broke before it replaces it."
     )
     critical_worker_index: CriticalWorkers = knob(
         "default",
