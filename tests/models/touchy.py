@@ -6,11 +6,18 @@ import os
 import signal
 
 import numpy as np
-from witness import custom_model, eval_metrics_fn, loss, optimizer  # noqa: F401
+from witness import custom_model, eval_metrics_fn, optimizer  # noqa: F401
 from witness import feed as plain_feed
+from witness import loss as plain_loss
 
 BAD = {int(i) for i in os.environ.get("TOUCHY_RECORDS", "").split(",") if i}
 CRASH = os.environ.get("TOUCHY_CRASH", "raise")
+
+
+def loss(labels, predictions):
+    if CRASH == "loss":
+        raise ValueError("no loss for you")
+    return plain_loss(labels, predictions)
 
 
 def feed(records, mode, metadata):

@@ -46,11 +46,18 @@ def test_records_that_crash_workers_are_set_aside_when_that_is_allowed(tmp_path:
 
 
 def test_a_model_that_raises_in_its_first_batch_ends_the_job_with_its_own_traceback(tmp_path: Path) -> None:
-    everything = ",".join(str(i) for i in range(RECORDS))
-    code, result = _touchy(tmp_path, everything, "raise").finish()
+    code, result = _touchy(tmp_path, "", "loss").finish()
     assert code == 1
-    assert "the first batch failed" in str(result["reason"])
-    assert "ValueError: cannot read record" in str(result["reason"])
+    reason = str(result["reason"])
+    assert "the first batch failed" in reason and "ValueError: no loss for you" in reason
+    assert "touchy.py" in reason and "elasticdl/worker" not in reason
+
+
+def test_a_feed_that_fails_on_the_first_records_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    job = _touchy(tmp_path, "0", "raise")
+    assert job.process.wait(60) == 2
+    assert "ValueError: cannot read record 0" in job.output.read_text()
+    assert not job.paths.logs.exists()
 
 
 def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
