@@ -106,7 +106,7 @@ def show(result: dict[str, object], killed: list[str]) -> None:
     table.add_row("kills survived", f"{len(killed)} ({', '.join(killed)})" if killed else "0")
     table.add_row("recovery seconds", recoveries or "none needed")
     table.add_row("accuracy", accuracy)
-    table.add_row("model", str(status.get("output", "")))
+    table.add_row("model", os.path.relpath(str(status.get("output", "")), ROOT))
     Console().print(table)
 
 
