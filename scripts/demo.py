@@ -30,8 +30,10 @@ KILL_AT = (0.25, 0.55)  # of the records
 
 
 def make_data() -> None:
-    if not (DATA / "train").is_dir():
-        subprocess.run([sys.executable, "-m", "elasticdl", "data", "mnist", str(DATA)], check=True, cwd=ROOT)
+    """Make the data, and make it anew where an earlier attempt was interrupted."""
+    if not (DATA / "_SOURCE").is_file():
+        command = [sys.executable, "-m", "elasticdl", "data", "mnist", str(DATA), "--force"]
+        subprocess.run(command, check=True, cwd=ROOT)
 
 
 def statuses(over: threading.Event) -> Iterator[pb.Status]:
