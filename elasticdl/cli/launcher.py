@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM
+from signal import SIGINT
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -24,7 +24,6 @@ from elasticdl.errors import Refused, Unreachable
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 
-OUTSIDE_SIGNALS = {SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGTERM}  # somebody wanted the master gone: not its fault
 BACKOFF_SECONDS = (1.0, 2.0, 4.0)  # before the master is started again after a crash
 STOP_SECONDS = 60.0  # a graceful stop should take less
 LEAVE_SECONDS = 5.0  # for replicas that are still there when the master is done
@@ -116,7 +115,7 @@ class Launcher:
             result = _read_result(self._order.paths.result)
             if result is not None:
                 return result
-            if end.signal in OUTSIDE_SIGNALS and not end.oom:
+            if end.from_outside:
                 self._tell(f"The master was {end.reason}; starting it again, its replicas go on meanwhile.")
                 continue
             crashes += 1

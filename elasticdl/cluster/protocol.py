@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,6 +13,8 @@ from typing import Protocol
 # An exit code with which a replica says that it ran out of memory. Not 137: a shell returns that for any
 # SIGKILL of its child, and a preempted replica must not look like one that needs more memory.
 EXIT_OUT_OF_MEMORY = 86
+
+_OUTSIDE_SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM}
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
@@ -60,6 +63,12 @@ class Exit:
     oom: bool
     reason: str  # in words: "exit code 1", "killed by SIGKILL", "out of memory: …"
     last_lines: tuple[str, ...] = ()  # the end of its log
+
+    @property
+    def from_outside(self) -> bool:
+        """Whether somebody wanted the process gone: a signal it did not cause, or 128 + that signal as exit code."""
+        number = self.signal if self.signal is not None else (self.code or 0) - 128
+        return not self.oom and number in _OUTSIDE_SIGNALS
 
 
 @dataclass(frozen=True)

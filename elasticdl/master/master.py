@@ -27,7 +27,6 @@ from elasticdl.wire import control_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-OUTSIDE_SIGNALS = {1, 2, 3, 9, 15}  # HUP, INT, QUIT, KILL, TERM: somebody wanted the process gone
 PROGRESS_SECONDS = 10.0
 END_SECONDS = 15.0
 
@@ -36,11 +35,7 @@ def cause_of(end: Exit) -> str:
     """Death by a signal from outside is preemption; a signal of its own, an error or memory is not."""
     if end.oom:
         return OUT_OF_MEMORY
-    if end.signal is not None:
-        return PREEMPTED if end.signal in OUTSIDE_SIGNALS else CRASHED
-    if end.code is None:
-        return CRASHED  # it could not even be started
-    if end.code - 128 in OUTSIDE_SIGNALS:  # a worker that left on SIGTERM exits with 143
+    if end.from_outside:  # a worker that left on SIGTERM exits with 143
         return PREEMPTED
     return FINISHED if end.code == 0 else CRASHED
 

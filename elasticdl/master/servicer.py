@@ -11,13 +11,12 @@ import grpc
 
 from elasticdl.core import events as e
 from elasticdl.master.brain import event_of
-from elasticdl.wire import auth
+from elasticdl.wire import PROTOCOL, auth
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import ControlServicer
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 1
 Outbox = asyncio.Queue[pb.ToReplica | None]
 
 

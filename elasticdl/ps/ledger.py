@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from elasticdl.wire import control_pb2 as pb
+
 
 class Verdict(Enum):
     APPLY = "apply"
@@ -96,6 +98,26 @@ class Ledger:
             self.barrier.reported = False
 
     # What the master says.
+
+    def direct(self, m: pb.ToReplica) -> None:
+        """Obey a directive, as far as it concerns the ledger."""
+        match m.WhichOneof("body"):
+            case "opened":
+                self.opened(m.opened.shard, m.opened.attempt, m.opened.next_batch, m.opened.batches)
+            case "open_shards":
+                for o in m.open_shards.open:
+                    self.opened(o.shard, o.attempt, o.next_batch, o.batches)
+                self.open_only({o.shard for o in m.open_shards.open})
+            case "close_shard":
+                self.close(m.close_shard.shard)
+            case "close_epoch":
+                self.close_epoch(m.close_epoch.epoch)
+            case "hold":
+                self.hold(m.hold.cut, m.hold.at)
+            case "advance":
+                self.advance(m.advance.cut, {c.shard: c.next_batch for c in m.advance.counters})
+            case "release":
+                self.release(m.release.cut)
 
     def opened(self, shard: str, attempt: int, next_batch: int, batches: int) -> None:
         _, epoch, index = shard.split("/")

@@ -16,6 +16,7 @@ from elasticdl.job import names
 from elasticdl.job.loglines import configure_logging
 from elasticdl.job.spec import JobSpec
 from elasticdl.ps.service import Service
+from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.link import Link
 
@@ -39,7 +40,7 @@ async def _serve(spec: JobSpec, replica: str) -> int:
     token, address = os.environ[names.ENV_TOKEN], os.environ[names.ENV_MASTER_ADDR]
     _, _, index = names.parse_replica_name(replica)
     over = asyncio.Event()
-    hello = pb.Hello(protocol=1, replica=replica, incarnation=uuid.uuid4().hex)
+    hello = pb.Hello(protocol=PROTOCOL, replica=replica, incarnation=uuid.uuid4().hex)
 
     def say(message: pb.FromReplica) -> None:
         loop.call_soon_threadsafe(link.send, message)

@@ -122,29 +122,11 @@ class Service:
             self._settle()
 
     def _directive(self, m: pb.ToReplica) -> None:
-        ledger = self.ledger
-        match m.WhichOneof("body"):
-            case "opened":
-                ledger.opened(m.opened.shard, m.opened.attempt, m.opened.next_batch, m.opened.batches)
-            case "open_shards":
-                for o in m.open_shards.open:
-                    ledger.opened(o.shard, o.attempt, o.next_batch, o.batches)
-                ledger.open_only({o.shard for o in m.open_shards.open})
-            case "close_shard":
-                ledger.close(m.close_shard.shard)
-            case "close_epoch":
-                ledger.close_epoch(m.close_epoch.epoch)
-            case "hold":
-                ledger.hold(m.hold.cut, m.hold.at)
-            case "advance":
-                ledger.advance(m.advance.cut, {c.shard: c.next_batch for c in m.advance.counters})
-            case "release":
-                ledger.release(m.release.cut)
-            case "freeze":
-                self._freeze(m.freeze)
-            case "drop_view":
-                if self.parameters is not None:
-                    self.parameters.release(m.drop_view.cut)
+        self.ledger.direct(m)
+        if m.WhichOneof("body") == "freeze":
+            self._freeze(m.freeze)
+        elif m.WhichOneof("body") == "drop_view" and self.parameters is not None:
+            self.parameters.release(m.drop_view.cut)
 
     def _freeze(self, freeze: pb.Freeze) -> None:
         frozen = pb.Frozen(cut=freeze.cut)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
-
-PROTOCOL = 1
 
 
 @dataclass

@@ -27,6 +27,7 @@ from elasticdl.master.journal import Journal
 from elasticdl.master.main import terms_of
 from elasticdl.master.master import Master
 from elasticdl.ps.ledger import Ledger, Push, Verdict
+from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
 from elasticdl.wire.link import SERVER_OPTIONS, Link
@@ -52,7 +53,7 @@ class Server:
         self.name, self.ledger = name, Ledger()
         self.applied: Counter[tuple[str, int]] = Counter()
         self._moved = asyncio.Event()
-        hello = pb.Hello(protocol=1, replica=name, incarnation=f"{name}@{id(self)}", address=f"test://{name}")
+        hello = pb.Hello(protocol=PROTOCOL, replica=name, incarnation=f"{name}@{id(self)}", address=f"test://{name}")
         self.over = asyncio.Event()
         self.link = Link(stage.address, TOKEN, lambda: pb.FromReplica(hello=hello), self._receive, 20.0)
 
@@ -63,27 +64,11 @@ class Server:
         await asyncio.gather(stream, return_exceptions=True)
 
     def _receive(self, m: pb.ToReplica) -> None:
-        ledger = self.ledger
+        self.ledger.direct(m)
         match m.WhichOneof("body"):
-            case "opened":
-                ledger.opened(m.opened.shard, m.opened.attempt, m.opened.next_batch, m.opened.batches)
-            case "open_shards":
-                for o in m.open_shards.open:
-                    ledger.opened(o.shard, o.attempt, o.next_batch, o.batches)
-                ledger.open_only({o.shard for o in m.open_shards.open})
-            case "close_shard":
-                ledger.close(m.close_shard.shard)
-            case "close_epoch":
-                ledger.close_epoch(m.close_epoch.epoch)
-            case "hold":
-                ledger.hold(m.hold.cut, m.hold.at)
-            case "advance":
-                ledger.advance(m.advance.cut, {x.shard: x.next_batch for x in m.advance.counters})
-            case "release":
-                ledger.release(m.release.cut)
             case "freeze":
                 if m.freeze.purpose == "save":
-                    (Path(m.freeze.directory) / f"version-{ledger.version}").mkdir(parents=True, exist_ok=True)
+                    (Path(m.freeze.directory) / f"version-{self.ledger.version}").mkdir(parents=True, exist_ok=True)
                 self.link.send(pb.FromReplica(frozen=pb.Frozen(cut=m.freeze.cut, detail=f"{self.name}.part")))
             case "shutdown":
                 self.over.set()

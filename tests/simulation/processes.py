@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from elasticdl.core.plan import Kind
 from elasticdl.core.replicas import CRASHED, FINISHED, PREEMPTED
 from elasticdl.ps.ledger import Push, Ruling, Verdict
+from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.session import Work
 from tests.simulation.scenario import BUDGET
@@ -40,29 +41,23 @@ class Server:
         self.alive = True
 
     def hello(self) -> pb.FromReplica:
-        hello = pb.Hello(protocol=1, replica=self.name, incarnation=self.incarnation, address=f"sim://{self.name}")
+        hello = pb.Hello(
+            protocol=PROTOCOL, replica=self.name, incarnation=self.incarnation, address=f"sim://{self.name}"
+        )
         return pb.FromReplica(hello=hello)
 
     def receive(self, m: pb.ToReplica) -> None:
+        self.ledger.direct(m)
         match m.WhichOneof("body"):
             case "opened":
-                self.open(m.opened)
+                self.heard_of(m.opened)
             case "open_shards":
                 for o in m.open_shards.open:
-                    self.open(o)
-                self.ledger.open_only({o.shard for o in m.open_shards.open})
+                    self.heard_of(o)
             case "close_shard":
                 self.closed.add(m.close_shard.shard)
-                self.ledger.close(m.close_shard.shard)
-            case "close_epoch":
-                self.ledger.close_epoch(m.close_epoch.epoch)
-            case "hold":
-                self.ledger.hold(m.hold.cut, m.hold.at)
             case "advance":
                 self.world.faults["cut found unequal"] += 1
-                self.ledger.advance(m.advance.cut, {x.shard: x.next_batch for x in m.advance.counters})
-            case "release":
-                self.ledger.release(m.release.cut)
             case "freeze":
                 cut = m.freeze.cut
                 self.views.setdefault(cut, (self.ledger.version, self.witness.copy()))
@@ -71,9 +66,8 @@ class Server:
                 self.views.pop(m.drop_view.cut, None)
         self.settle()
 
-    def open(self, o: pb.Opened) -> None:
+    def heard_of(self, o: pb.Opened) -> None:
         self.newest[o.shard] = max(self.newest[o.shard], o.attempt)
-        self.ledger.opened(o.shard, o.attempt, o.next_batch, o.batches)
 
     def view(self, cut: int) -> tuple[int, Witness] | None:
         """What an evaluation round reads: the version it is of, and everything that was applied by then."""
