@@ -129,6 +129,8 @@ class Launcher:
 
     async def _stop_when_asked(self) -> None:
         await self._interrupts.first.wait()
+        if self._interrupts.second.is_set():
+            return  # at once: nobody should begin a checkpoint
         number = self._interrupts.signal
         assert number is not None
         again = "Ctrl-C again" if number is SIGINT else f"Another {number.name}"

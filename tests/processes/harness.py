@@ -39,6 +39,10 @@ def write_ids(directory: Path, records: int, files: int = 2) -> Path:
     return directory
 
 
+class JobEnded(AssertionError):
+    """There is no job left to watch."""
+
+
 @dataclass
 class RunningJob:
     """One `elasticdl train` process and what can be seen of it."""
@@ -79,7 +83,7 @@ class RunningJob:
         for status in self.statuses():
             if condition(status):
                 return status
-        raise AssertionError(f"the job ended before the condition held:\n{self.story()}")
+        raise JobEnded(f"the job ended before the condition held:\n{self.story()}")
 
     def finish(self) -> tuple[int, dict[str, object]]:
         """Exit code and result of the job."""
