@@ -49,9 +49,9 @@ LEVELS = (
     Level("cluster", 40, (_pytest("tests/cluster"),)),
     Level("frameworks", 90, (_pytest("tests/frameworks"),)),
     Level("docs", 10, (_pytest("tests/docs"),)),
-    Level("cli", 190, (_pytest("tests/cli"),)),
+    Level("cli", 170, (_pytest("tests/cli"),)),
     Level("processes", 220, (_pytest("tests/processes"),)),
-    Level("zoo", 85, (_pytest("tests/zoo"),)),
+    Level("zoo", 105, (_pytest("tests/zoo"),)),
 )
 
 
