@@ -18,7 +18,7 @@ lint: $(VENV)/.dev
 	$(BIN)/python scripts/test.py lint
 
 test-kills: $(VENV)/.dev  ## 20 jobs whose workers are killed, 5 whose master is killed too, each audited.
-	$(BIN)/python -m tests.processes.kills --runs 20 --master_runs 5 --report benchmarks/results/kills.json
+	$(BIN)/python -m tests.processes.kills --runs 20 --master_runs 5 --report build/kills.json
 
 test-zoo: $(VENV)/.dev  ## Whole MNIST jobs: one worker, two, and one killed every few seconds.
 	$(BIN)/python -m pytest -q tests/zoo -m long

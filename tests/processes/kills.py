@@ -103,6 +103,7 @@ def main() -> int:
             "masters_killed": sum(r.masters_killed for r in reports),
             "runs": [asdict(r) for r in reports],
         }
+        args.report.parent.mkdir(parents=True, exist_ok=True)
         args.report.write_text(json.dumps(about, indent=1) + "\n")
     print(f"{len(reports)} passed, 0 failed")
     return 0
