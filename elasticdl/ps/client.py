@@ -142,9 +142,13 @@ class Client:
             out[cut.order[cut.bounds[s] : cut.bounds[s + 1]]] = part.reshape(-1, dim)
         return out
 
-    def push(self, batch: Batch, gradients: Floats, state: Floats, rows: Mapping[str, tuple[Ids, Floats]]) -> int:
+    def push(
+        self, batch: Batch, gradients: Floats, state: Floats, rows: Mapping[str, tuple[Ids, Floats]],
+        version: int = 0, rate: float = 0.0,
+    ) -> int:  # fmt: skip
         """Push one batch to every server and wait until all have it; the lowest version among them.
 
+        `version` is the one it was computed on, `rate` the learning rate where it is not the optimizer's own.
         Raises Refused when a server says that the lease is no longer good.
         """
         bodies: dict[int, list[Any]] = {
@@ -157,8 +161,9 @@ class Client:
                 mine = cut.order[cut.bounds[s] : cut.bounds[s + 1]]
                 bodies[s] += [found[mine], grads[mine]]
         replies = self._ask(
-            bodies, Op.PUSH, epoch=batch.epoch, index=batch.index, attempt=batch.attempt, batch=batch.number
-        )
+            bodies, Op.PUSH, epoch=batch.epoch, index=batch.index, attempt=batch.attempt, batch=batch.number,
+            view=version, rate=rate,
+        )  # fmt: skip
         return min(r.header.view for r in replies.values())
 
     def export_ids(self, table: str) -> Ids:

@@ -71,13 +71,19 @@ class Parameters:
             store.peek(ids, out)
         return out
 
-    def apply(self, step: int, gradients: Floats, state: Floats, rows: Mapping[int, tuple[Ids, Floats]]) -> None:
-        """One batch. `state` is a difference: statistics of concurrent workers add up."""
-        rate = self.spec.optimizer.learning_rate
+    def apply(
+        self, step: int, gradients: Floats, state: Floats, rows: Mapping[int, tuple[Ids, Floats]], rate: float = 0.0
+    ) -> None:
+        """One batch. `state` is a difference: statistics of concurrent workers add up.
+
+        `rate` replaces the learning rate of the model's optimizer; tables with one of their own keep theirs.
+        """
+        rate = rate or self.spec.optimizer.learning_rate
         _native.update_dense(self.weights, self.slots, gradients, self.optimizer, rate, step)
         self.state += state
         for table, (ids, grads) in rows.items():
-            self.tables[table].push(ids, grads, self.table_optimizers[table].learning_rate, step)
+            own = self.spec.tables[table].optimizer
+            self.tables[table].push(ids, grads, own.learning_rate if own is not None else rate, step)
 
     def export(self, table: int, start: int) -> tuple[Ids, Floats]:
         """Ids and weights of some rows from row `start` on; none when there are no more."""

@@ -266,7 +266,7 @@ class Service:
             return False
         if ruling.verdict is Verdict.APPLY:
             try:
-                self._apply(w.body)
+                self._apply(h, w.body)
             except BadFrame as error:
                 log.warning("Refused a push of %s: %s", push.shard, error)
                 self._refuse(w.sender, h, str(error))
@@ -277,7 +277,7 @@ class Service:
         self._answer(w.sender, h, answer[ruling.verdict], batch=expected)
         return ruling.verdict is Verdict.APPLY
 
-    def _apply(self, body: Frames) -> None:
+    def _apply(self, header: Header, body: Frames) -> None:
         parameters = self._declared()
         tables = parameters.spec.tables
         if len(body) != 2 + 2 * len(tables):
@@ -290,7 +290,7 @@ class Service:
             grads = floats(body[3 + 2 * number], len(found) * table.dim, f"gradients of {table.name}")
             if len(found):
                 rows[number] = (found, grads.reshape(len(found), table.dim))
-        parameters.apply(self.ledger.version + 1, gradients, state, rows)
+        parameters.apply(self.ledger.version + 1, gradients, state, rows, header.rate)
 
     def _expire(self) -> None:
         now = time.monotonic()

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 MAGIC = b"EDL1"
-_HEADER = struct.Struct("<4sBBHQQQIIIIQ")
+_HEADER = struct.Struct("<4sBBHQQQIIIIQd")
 
 
 class Op(IntEnum):
@@ -52,25 +52,30 @@ class Header:
     index: int = 0
     attempt: int = 0
     batch: int = 0  # in an answer: the batch expected next
-    view: int = 0  # a pinned view to read from; in an answer: the server's version
-
+    view: int = 0  # a pinned view to read from; in a push: the version it was computed on; in an answer: the server's
     start: int = 0
+    rate: float = 0.0  # of a push: the learning rate; 0: the optimizer's own
 
     def pack(self) -> bytes:
         return _HEADER.pack(
             MAGIC, self.op, self.answer, self.table, self.request, self.timeline, self.view, self.epoch, self.index,
-            self.attempt, self.batch, self.start,
+            self.attempt, self.batch, self.start, self.rate,
         )  # fmt: skip
 
     @classmethod
     def unpack(cls, frame: bytes | memoryview) -> Header:
         if len(frame) != _HEADER.size:
             raise BadFrame(f"a header of {len(frame)} bytes; it has {_HEADER.size}")
-        magic, op, answer, table, request, timeline, view, epoch, index, attempt, batch, start = _HEADER.unpack(frame)
+        magic, op, answer, *numbers = _HEADER.unpack(frame)
         if magic != MAGIC:
             raise BadFrame(f"a header that starts with {magic!r}; it starts with {MAGIC!r}")
         try:
-            return cls(Op(op), request, timeline, Answer(answer), table, epoch, index, attempt, batch, view, start)
+            table, request, timeline, view, epoch, index, attempt, batch, start, rate = numbers
+            if not 0.0 <= rate < float("inf"):
+                raise ValueError(f"a learning rate of {rate}")
+            return cls(
+                Op(op), request, timeline, Answer(answer), table, epoch, index, attempt, batch, view, start, rate
+            )
         except ValueError as error:
             raise BadFrame(str(error)) from None
 

@@ -108,7 +108,7 @@ class Worker:
 
     def _batch(self, work: Work, number: int) -> None:
         minibatch = self.ahead.take(self.training, work, number, self._coming(work, number))
-        trainable, state, _ = self.client.pull()
+        trainable, state, pulled = self.client.pull()
         if minibatch.records:
             self.model.assign(trainable, state)
             result = self._step(minibatch, ServerRows(self.client))
@@ -116,7 +116,7 @@ class Worker:
             result = StepResult(0.0, np.zeros_like(trainable), state)
         batch = Batch(work.round, work.index, work.attempt, number)
         rows = {**result.rows, **audit.rows(minibatch.numbers)} if self.spec.audit else result.rows
-        version = self.client.push(batch, result.gradients, result.state - state, rows)
+        version = self.client.push(batch, result.gradients, result.state - state, rows, pulled)
         faults.point("worker.after_ack")
         if number + 1 == work.batches:
             faults.point("worker.before_completion")

@@ -31,7 +31,7 @@ def test_a_header_cut_short_or_too_long_is_refused(header: Header, data: st.Data
         Header.unpack(packed + b"\0")
 
 
-@given(st.binary(min_size=56, max_size=56).filter(lambda b: not b.startswith(MAGIC)))
+@given(st.binary(min_size=64, max_size=64).filter(lambda b: not b.startswith(MAGIC)))
 def test_random_bytes_are_no_header(frame: bytes) -> None:
     assert len(Header(Op.PULL, 1).pack()) == len(frame)
     with pytest.raises(BadFrame, match="starts with"):
@@ -84,3 +84,9 @@ def test_unaligned_frames_are_read_right(offset: int) -> None:
     read = floats(memoryview(b"x" * offset + values.tobytes())[offset:], 10, "values")
     assert read.flags.aligned
     np.testing.assert_array_equal(read, values)
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1])
+def test_a_rate_that_no_optimizer_could_use_is_refused(rate: float) -> None:
+    with pytest.raises(BadFrame, match="learning rate"):
+        Header.unpack(Header(Op.PUSH, 1, rate=rate).pack())
