@@ -48,10 +48,10 @@ def test_an_unknown_operation_or_answer_is_refused(place: int, value: int) -> No
 
 def test_the_header_is_little_endian_and_stays_as_it_is() -> None:
     """Golden bytes: servers and workers of different releases meet."""
-    header = Header(Op.PUSH, 2, 3, Answer.OK, 4, 5, 6, 7, 8, 9, 10)
+    header = Header(Op.PUSH, 2, 3, Answer.OK, 4, 5, 6, 7, 8, 9, 10, 0.5)
     assert header.pack().hex() == (
         "45444c31" "04" "01" "0400" "0200000000000000" "0300000000000000" "0900000000000000"
-        "05000000" "06000000" "07000000" "08000000" "0a00000000000000"
+        "05000000" "06000000" "07000000" "08000000" "0a00000000000000" "000000000000e03f"
     )  # fmt: skip
 
 
