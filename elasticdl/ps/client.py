@@ -41,6 +41,14 @@ class Resend(WireError):
         super().__init__(f"ps-{server} expects batch {next_batch} first")
 
 
+class TimelineOver(WireError):
+    """A server is on another timeline: the job rolled back, or is about to; `move` to the new one when it is known."""
+
+    def __init__(self, server: int, text: str) -> None:
+        self.server, self.text = server, text
+        super().__init__(f"ps-{server}: {text}")
+
+
 @dataclass(frozen=True)
 class Batch:
     """Names the batch that is pushed."""
@@ -68,25 +76,42 @@ class Client:
         timeline: int,
         resend_seconds: float = RESEND_SECONDS,
     ) -> None:
-        self.spec, self.timeline, self.resend_seconds = spec, timeline, resend_seconds
-        self.servers = len(addresses)
-        self._addresses = list(addresses)
-        trainable = tuple(v for v in spec.variables if v.trainable)
-        state = tuple(v for v in spec.variables if not v.trainable)
-        self._trainable = [gather_index(p) for p in place(trainable, self.servers)]
-        self._state = [gather_index(p) for p in place(state, self.servers)]
-        self.trainable_size, self.state_size = sum(v.size for v in trainable), sum(v.size for v in state)
+        self.spec, self.resend_seconds = spec, resend_seconds
+        self._trainable_variables = tuple(v for v in spec.variables if v.trainable)
+        self._state_variables = tuple(v for v in spec.variables if not v.trainable)
+        self.trainable_size = sum(v.size for v in self._trainable_variables)
+        self.state_size = sum(v.size for v in self._state_variables)
         self._numbers = {t.name: n for n, t in enumerate(spec.tables)}
         self._request = 0
         self._called_off: Callable[[], bool] = lambda: False
         self._bell, self._rope = socket.socketpair()
         self._bell.setblocking(False)
         self._rope.setblocking(False)
+        self._token = token
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._poller.register(self._bell, zmq.POLLIN)
+        self._sockets: list[zmq.Socket[bytes]] = []
+        self._settle(addresses, timeline)
+
+    def move(self, addresses: Sequence[str], timeline: int) -> None:
+        """Go to these servers, as many as there are now, on this timeline: the job rolled back, or they changed.
+
+        Whatever was asked before is void: its answers go down with the old connections. Nothing is sent until the
+        next request, which greets the servers first.
+        """
+        for s in self._sockets:
+            self._poller.unregister(s)
+            s.close(0)
+        self._settle(addresses, timeline)
+
+    def _settle(self, addresses: Sequence[str], timeline: int) -> None:
+        self.timeline, self.servers = timeline, len(addresses)
+        self._addresses = list(addresses)
+        self._trainable = [gather_index(p) for p in place(self._trainable_variables, self.servers)]
+        self._state = [gather_index(p) for p in place(self._state_variables, self.servers)]
         self._sockets = [self._connect(a) for a in self._addresses]
-        self._token, self._greeted = token, False
+        self._greeted = False
 
     def close(self) -> None:
         for s in self._sockets:
@@ -149,7 +174,7 @@ class Client:
         """Push one batch to every server and wait until all have it; the lowest version among them.
 
         `version` is the one it was computed on, `rate` the learning rate where it is not the optimizer's own.
-        Raises Refused when a server says that the lease is no longer good.
+        Raises Refused when a server says that the lease is no longer good, TimelineOver when the job rolled back.
         """
         bodies: dict[int, list[Any]] = {
             s: [gradients[self._trainable[s]], state[self._state[s]]] for s in range(self.servers)
@@ -244,8 +269,10 @@ class Client:
             if header.request != self._request:
                 continue  # an answer to something sent twice
             body = [f.buffer for f in frames[1:]]
-            if header.answer is Answer.REFUSED:
+            if header.answer in (Answer.REFUSED, Answer.OVER):
                 reason = bytes(body[0]).decode("utf-8", "replace") if body else "no reason given"
+                if header.answer is Answer.OVER:
+                    raise TimelineOver(server, reason)
                 raise Refused(f"ps-{server} refused {header.op.name}: {reason}")
             if header.answer is Answer.RESEND:
                 raise Resend(server, header.batch)

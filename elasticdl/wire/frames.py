@@ -1,7 +1,7 @@
 """Frames of the data plane: a fixed header and raw little-endian buffers, checked before they are believed.
 
     request   header | body frames of the operation
-    answer    header | body frames, or one frame of UTF-8 text when refused
+    answer    header | body frames, or one frame of UTF-8 text when refused or over
 
 No frame is ever unpickled, and no size from the wire is allocated before it was compared with what is expected.
 """
@@ -35,6 +35,7 @@ class Answer(IntEnum):
     REPEAT = 2
     RESEND = 3
     REFUSED = 4
+    OVER = 5  # this timeline is over, or this server is not on it yet; with a text, as when refused
 
 
 class BadFrame(ValueError):

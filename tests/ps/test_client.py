@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
-from elasticdl.errors import Refused
-from elasticdl.ps.client import Batch, Client, Interrupted, Resend
+from elasticdl.errors import Refused, WireError
+from elasticdl.ps.client import Batch, Client, Interrupted, Resend, TimelineOver
 from elasticdl.wire import control_pb2 as pb
+from elasticdl.wire.frames import Answer, Header
 from tests.ps.servers import TOKEN, Servers, Trainer, model, serving, training
 from tests.ps.stores import OPTIMIZERS
 
@@ -153,6 +156,120 @@ def test_another_timeline_is_refused() -> None:
         with pytest.raises(Refused, match="timeline 3 is over; it is 0 now"):
             old.pull()
         old.close()
+
+
+@contextlib.contextmanager
+def answering(answer: Answer, *body: bytes) -> Iterator[str]:
+    """A socket that gives this answer to whatever is asked, once it was greeted."""
+    context = zmq.Context()
+    server = context.socket(zmq.ROUTER)
+    server.bind("tcp://127.0.0.1:*")
+
+    def serve() -> None:
+        with contextlib.suppress(zmq.ContextTerminated):
+            for n in range(100):
+                sender, header, *_ = server.recv_multipart()
+                asked = Header.unpack(header)
+                said = Header(asked.op, asked.request, asked.timeline, Answer.OK if n == 0 else answer)
+                server.send_multipart([sender, said.pack(), *(body if n else ())])
+        server.close(0)
+
+    thread = threading.Thread(target=serve)
+    address = server.getsockopt_string(zmq.LAST_ENDPOINT)
+    thread.start()
+    try:
+        yield address
+    finally:
+        context.term()
+        thread.join(10)
+
+
+def test_a_timeline_that_is_over_is_told_apart_from_a_refusal() -> None:
+    """A refusal gives the lease back; the end of a timeline means to wait for the next one."""
+    with answering(Answer.OVER, b"timeline 3 is over; it is 4 now") as address:
+        client = Client([address], TOKEN, SGD, 3)
+        with pytest.raises(TimelineOver, match="ps-0: timeline 3 is over; it is 4 now") as over:
+            client.pull()
+        assert (over.value.server, over.value.text) == (0, "timeline 3 is over; it is 4 now")
+        assert isinstance(over.value, WireError) and not isinstance(over.value, Refused)
+        client.close()
+    with answering(Answer.OVER) as address:
+        client = Client([address], TOKEN, SGD, 3)
+        with pytest.raises(TimelineOver, match="no reason given"):
+            client.rows("t0", np.arange(3))
+        client.close()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_client_moves_to_any_number_of_other_servers(count: int) -> None:
+    with serving(2) as first, serving(count) as then, training(first, SGD) as trainer:
+        first.open()
+        trainer.step()
+        trainer.check()
+        stays = first.client(SGD)
+        moves = trainer.client
+        moves.move(then.addresses, 0)
+        assert moves.servers == count
+        weights = np.arange(moves.trainable_size, dtype=np.float32)
+        state = np.arange(moves.state_size, dtype=np.float32)
+        moves.declare(weights, state)
+        np.testing.assert_array_equal(moves.pull()[0], weights)
+        then.open()
+        gradients, change, rows = trainer.batch()
+        assert moves.push(Batch(0, 0, 1, 0), gradients, change, rows) == 1
+        np.testing.assert_array_equal(moves.pull()[0], weights - np.float32(0.05) * gradients)
+        np.testing.assert_array_equal(moves.pull()[1], state + change)
+        for name, (ids, _) in rows.items():
+            np.testing.assert_array_equal(moves.export_ids(name), np.unique(ids))
+        moves.move(first.addresses, 0)
+        trainer.check()
+        trainer.step()
+        trainer.check(client=stays)
+        stays.close()
+
+
+def test_a_client_that_moved_speaks_of_the_new_timeline_and_greets_again() -> None:
+    with answering(Answer.OVER, b"not on timeline 4 yet") as before, serving(1) as servers:
+        with training(servers, SGD):
+            client = Client([before], TOKEN, SGD, 3)
+            with pytest.raises(TimelineOver):
+                client.pull()
+            client.move(servers.addresses, 0)
+            assert client.timeline == 0
+            assert client.pull()[2] == 0
+            client.close()
+
+
+def test_what_was_asked_before_the_move_is_void() -> None:
+    """A push behind a cut is called off and the client moves on: its late answer is not taken for the next one."""
+    with serving(1) as old, serving(1) as new, training(old, SGD) as trainer:
+        old.open()
+        old.direct(hold=pb.Hold(cut=1, at=0))
+        old.hear("held")
+        gone = threading.Event()
+        client = trainer.client
+        client.called_off_by(gone.is_set)
+        threading.Timer(0.1, lambda: (gone.set(), client.interrupt())).start()
+        with pytest.raises(Interrupted):
+            client.push(Batch(0, 0, 1, 0), *trainer.batch())
+        client.called_off_by(lambda: False)
+        client.move(new.addresses, 0)
+        old.direct(release=pb.Release(cut=1))
+        client.declare(np.zeros(client.trainable_size, np.float32), np.zeros(client.state_size, np.float32))
+        assert client.pull()[2] == 0
+        np.testing.assert_array_equal(client.pull()[0], 0)
+
+
+def test_moving_often_leaves_no_connection_behind() -> None:
+    with serving(2) as servers, training(servers, SGD) as trainer:
+        servers.open()
+        trainer.step()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(50):
+            trainer.client.move(servers.addresses, 0)
+            trainer.client.pull()
+        trainer.check()
+        _wait_until(lambda: len(os.listdir("/proc/self/fd")) < before + 20)
 
 
 def test_a_wrong_token_is_refused() -> None:
