@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -229,15 +229,14 @@ def test_a_client_moves_to_any_number_of_other_servers(count: int) -> None:
 
 
 def test_a_client_that_moved_speaks_of_the_new_timeline_and_greets_again() -> None:
-    with answering(Answer.OVER, b"not on timeline 4 yet") as before, serving(1) as servers:
-        with training(servers, SGD):
-            client = Client([before], TOKEN, SGD, 3)
-            with pytest.raises(TimelineOver):
-                client.pull()
-            client.move(servers.addresses, 0)
-            assert client.timeline == 0
-            assert client.pull()[2] == 0
-            client.close()
+    with answering(Answer.OVER, b"not on timeline 4 yet") as before, serving(1) as servers, training(servers, SGD):
+        client = Client([before], TOKEN, SGD, 3)
+        with pytest.raises(TimelineOver):
+            client.pull()
+        client.move(servers.addresses, 0)
+        assert client.timeline == 0
+        assert client.pull()[2] == 0
+        client.close()
 
 
 def test_what_was_asked_before_the_move_is_void() -> None:
@@ -249,7 +248,12 @@ def test_what_was_asked_before_the_move_is_void() -> None:
         gone = threading.Event()
         client = trainer.client
         client.called_off_by(gone.is_set)
-        threading.Timer(0.1, lambda: (gone.set(), client.interrupt())).start()
+
+        def call_off() -> None:
+            gone.set()
+            client.interrupt()
+
+        threading.Timer(0.1, call_off).start()
         with pytest.raises(Interrupted):
             client.push(Batch(0, 0, 1, 0), *trainer.batch())
         client.called_off_by(lambda: False)
@@ -264,12 +268,12 @@ def test_moving_often_leaves_no_connection_behind() -> None:
     with serving(2) as servers, training(servers, SGD) as trainer:
         servers.open()
         trainer.step()
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(50):
             trainer.client.move(servers.addresses, 0)
             trainer.client.pull()
         trainer.check()
-        _wait_until(lambda: len(os.listdir("/proc/self/fd")) < before + 20)
+        _wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) < before + 20)
 
 
 def test_a_wrong_token_is_refused() -> None:
