@@ -3,8 +3,12 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
+#include <algorithm>
 #include <memory>
+#include <tuple>
+#include <vector>
 
 #include "arrays.h"
 #include "store.h"
@@ -97,6 +101,34 @@ auto export_rows(RowStore& store, size_t start, size_t limit, uint32_t view) {
   return std::pair(give<int64_t, 1>(std::move(ids), {n}), give<float, 2>(std::move(rows), {n, store.width()}));
 }
 
+auto export_changed(RowStore& store, uint32_t view, size_t start, size_t limit) {
+  if (limit == 0) throw std::invalid_argument("limit: expected at least 1 row, got 0");
+  std::unique_ptr<int64_t[]> ids;
+  std::unique_ptr<float[]> rows;
+  size_t n = 0, next = kNoRow;
+  bulk(store, [&] {
+    const std::vector<uint32_t> slots = store.changed_rows(view, start, limit);
+    n = slots.size();
+    ids.reset(new int64_t[n]);
+    rows.reset(new float[n * store.width()]);
+    store.export_slots(slots.data(), n, view, ids.get(), rows.get());
+    if (n == limit) next = store.next_changed(view, size_t{slots.back()} + 1);
+  });
+  return std::tuple(give<int64_t, 1>(std::move(ids), {n}), give<float, 2>(std::move(rows), {n, store.width()}),
+                    next == kNoRow ? int64_t{-1} : static_cast<int64_t>(next));
+}
+
+auto removed(RowStore& store, uint32_t view) {
+  std::unique_ptr<int64_t[]> ids;
+  const size_t n = bulk(store, [&] {
+    const std::vector<int64_t> found = store.removed(view);
+    ids.reset(new int64_t[found.size()]);
+    std::copy(found.begin(), found.end(), ids.get());
+    return found.size();
+  });
+  return give<int64_t, 1>(std::move(ids), {n});
+}
+
 void import_rows(RowStore& store, nb::handle ids_object, nb::handle rows_object) {
   const Ids ids("ids", ids_object, {kAnyLength});
   const Floats rows("rows", rows_object, {rows_of(ids), static_cast<int64_t>(store.width())});
@@ -159,6 +191,19 @@ NB_MODULE(_native, m) {
       .def(
           "release", [](RowStore& store, uint32_t view) { bulk(store, [&] { store.release(view); }); }, nb::arg("view"),
           "Give a view up")
+      .def(
+          "mark", [](RowStore& store) { return bulk(store, [&] { return store.mark(); }); },
+          "Freeze a view that also takes which rows changed since the mark before it")
+      .def(
+          "unmark", [](RowStore& store, uint32_t view) { bulk(store, [&] { store.unmark(view); }); }, nb::arg("view"),
+          "Give a marked view up as if it had not been made: what it took counts as changed again")
+      .def(
+          "changed",
+          [](RowStore& store, uint32_t view) { return bulk(store, [&] { return store.changed(view); }); },
+          nb::arg("view"), "How many rows of a marked view had changed")
+      .def("removed", &removed, nb::arg("view"), "The ids removed between a mark and the one before it")
+      .def("export_changed", &export_changed, nb::arg("view"), nb::arg("start"), nb::arg("limit"),
+           "Ids and rows of a marked view that had changed, from row `start` on, and where to go on (-1: nowhere)")
       .def("__len__", &RowStore::size)
       .def(
           "nbytes", [](RowStore& store) { return bulk(store, [&] { return store.bytes(); }); },

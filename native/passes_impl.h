@@ -212,6 +212,7 @@ void apply_rows(const RowsHead& rows, const uint32_t* slots, const float* gradie
   for (size_t i = 0; i < n; ++i) {
     if (i + kRowsAhead < n) prefetch_row(rows, slots[i + kRowsAhead], lines);
     float* row = reinterpret_cast<float*>(row_address(rows, slots[i]));
+    rows.changed[slots[i] >> 6] |= uint64_t{1} << (slots[i] & 63);
     mover.span(row, row + dim, row + 2 * dim, sources != nullptr ? sources[i] : gradients + i * dim, dim);
   }
 }

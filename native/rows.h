@@ -15,6 +15,7 @@ struct RowsHead {
   uint32_t mask;   // rows per slab - 1
   size_t stride;   // bytes from one row to the next
   size_t dim;
+  uint64_t* changed;  // one bit per row, set by whoever writes it
 };
 
 inline char* row_address(const RowsHead& rows, uint32_t slot) {
@@ -25,7 +26,7 @@ class Rows {
  public:
   Rows(size_t dim, size_t slots);
 
-  RowsHead head() const { return {slabs_.data(), shift_, mask_, stride_, dim_}; }
+  RowsHead head() const { return {slabs_.data(), shift_, mask_, stride_, dim_, nullptr}; }
   size_t size() const { return size_; }
   size_t dim() const { return dim_; }
   size_t width() const { return width_; }  // floats of a row: weights and slots

@@ -35,9 +35,11 @@ uint32_t RowStore::slot_or_birth(int64_t id) {
                               std::to_string(max_rows_) + " rows");
   }
   rows_.make_room();
+  changes_.cover(rows_.size() + 1);
   const uint32_t slot = static_cast<uint32_t>(rows_.size());
   index_.insert(id, slot);
   float* row = rows_.append(id);
+  changes_.set(slot);
   initializer_.fill(id, dim(), row);
   std::fill(row + dim(), row + width(), optimizer_.slot_start);
   return slot;
@@ -87,7 +89,9 @@ void RowStore::peek(const int64_t* ids, size_t n, float* out, uint32_t view) {
 void RowStore::apply(const uint32_t* slots, const float* gradients, const float* const* sources, size_t n,
                      const Step& step) {
   if (!views_.empty()) views_.protect(rows_.head(), slots, n);
-  passes().apply[static_cast<int>(optimizer_.rule)](rows_.head(), slots, gradients, sources, n, step);
+  RowsHead rows = rows_.head();
+  rows.changed = changes_.words();
+  passes().apply[static_cast<int>(optimizer_.rule)](rows, slots, gradients, sources, n, step);
 }
 
 void RowStore::push_unique(const int64_t* ids, const float* gradients, size_t n, double learning_rate, int64_t step) {
@@ -125,7 +129,56 @@ void RowStore::export_rows(size_t start, size_t n, uint32_t view, int64_t* ids, 
 void RowStore::import_rows(const int64_t* ids, const float* rows, size_t n) {
   const uint32_t* slots = resolve_or_birth(ids, n);
   if (!views_.empty()) views_.protect(rows_.head(), slots, n);
-  for (size_t i = 0; i < n; ++i) std::memcpy(rows_.row(slots[i]), rows + i * width(), width() * sizeof(float));
+  for (size_t i = 0; i < n; ++i) {
+    std::memcpy(rows_.row(slots[i]), rows + i * width(), width() * sizeof(float));
+    changes_.set(slots[i]);
+  }
+}
+
+void RowStore::release(uint32_t view) {
+  views_.release(view, rows_.size());
+  changes_.forget(view);
+}
+
+uint32_t RowStore::mark() {
+  const uint32_t view = pin();
+  changes_.mark(view, rows_.size());
+  return view;
+}
+
+void RowStore::unmark(uint32_t view) {
+  changes_.merge_back(view);
+  release(view);
+}
+
+size_t RowStore::changed(uint32_t view) const { return changes_.at(view).rows.count(); }
+
+std::vector<int64_t> RowStore::removed(uint32_t view) const {
+  std::vector<int64_t> ids;
+  const size_t rows = rows_in(view);
+  for (const int64_t id : changes_.at(view).removed) {
+    if (index_.find(id) >= rows) ids.push_back(id);  // else it was born again
+  }
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+std::vector<uint32_t> RowStore::changed_rows(uint32_t view, size_t start, size_t limit) const {
+  std::vector<uint32_t> slots;
+  const Bits& rows = changes_.at(view).rows;
+  for (size_t row = rows.next(start); row != kNoRow && slots.size() < limit; row = rows.next(row + 1)) {
+    slots.push_back(static_cast<uint32_t>(row));
+  }
+  return slots;
+}
+
+void RowStore::export_slots(const uint32_t* slots, size_t n, uint32_t view, int64_t* ids, float* out) const {
+  const Reader reader = read(view);
+  for (size_t i = 0; i < n; ++i) {
+    ids[i] = rows_.id(slots[i]);
+    std::memcpy(out + i * width(), reader.row(slots[i]), width() * sizeof(float));
+  }
 }
 
 }  // namespace elasticdl

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "changes.h"
 #include "index.h"
 #include "initializer.h"
 #include "optimizer.h"
@@ -48,7 +50,17 @@ class RowStore {
 
   // View 0 is the live table.
   uint32_t pin() { return views_.pin(rows_.size()); }
-  void release(uint32_t view) { views_.release(view); }
+  void release(uint32_t view);
+
+  // A mark is a view that also takes what changed since the mark before it.
+  uint32_t mark();
+  void unmark(uint32_t view);  // as if it had not been made
+  size_t changed(uint32_t view) const;
+  std::vector<int64_t> removed(uint32_t view) const;  // ids that are not in the view, ascending
+  // Row numbers of at most `limit` changed rows from `start` on; the first is next_changed(view, start).
+  size_t next_changed(uint32_t view, size_t start) const { return changes_.at(view).rows.next(start); }
+  std::vector<uint32_t> changed_rows(uint32_t view, size_t start, size_t limit) const;
+  void export_slots(const uint32_t* slots, size_t n, uint32_t view, int64_t* ids, float* out) const;
 
   size_t rows_in(uint32_t view) const { return read(view).rows(); }
   void export_rows(size_t start, size_t n, uint32_t view, int64_t* ids, float* out) const;
@@ -57,7 +69,7 @@ class RowStore {
   size_t dim() const { return rows_.dim(); }
   size_t width() const { return rows_.width(); }
   size_t size() const { return rows_.size(); }
-  size_t bytes() const { return index_.bytes() + rows_.bytes() + views_.bytes(); }
+  size_t bytes() const { return index_.bytes() + rows_.bytes() + views_.bytes() + changes_.bytes(); }
   std::string describe() const;  // rows and bytes, for error messages
 
   std::atomic<bool> busy{false};  // catches a second thread; see module.cpp
@@ -76,6 +88,7 @@ class RowStore {
   Index index_;
   Rows rows_;
   Views views_;
+  Changes changes_;
   Scratch<uint32_t> slots_;
   Scratch<uint64_t> merge_table_;
   Scratch<const float*> sources_;

@@ -10,6 +10,7 @@ namespace {
 // About one row: with larger chunks the first pushes after a pin copy the whole table.
 constexpr size_t kChunkBytes = 128;
 constexpr size_t kAhead = 16;
+constexpr size_t kKept = 32;  // of the bytes of the rows, one in so many is kept for copies when no view is left
 
 size_t chunk_rows(size_t stride, size_t rows_per_slab) {
   return std::min(floor_power_of_two(std::max<size_t>(1, kChunkBytes / stride)), rows_per_slab);
@@ -30,11 +31,12 @@ uint32_t ChunkPool::take() {
     return chunk;
   }
   if ((used_ >> shift_) == blocks_.size()) blocks_.emplace_back((size_t{mask_} + 1) * chunk_bytes_, 0);
-  return ++used_;
+  return used_++;
 }
 
-void ChunkPool::clear() {
-  blocks_.clear();
+void ChunkPool::clear(size_t keep_bytes) {
+  const size_t keep = keep_bytes / ((size_t{mask_} + 1) * chunk_bytes_);
+  if (keep < blocks_.size()) blocks_.erase(blocks_.begin() + static_cast<ptrdiff_t>(keep), blocks_.end());
   free_.clear();
   used_ = 0;
 }
@@ -51,46 +53,57 @@ Views::Views(size_t stride, size_t rows_per_slab)
       pool_(chunk_rows(stride, rows_per_slab) * stride) {}
 
 uint32_t Views::pin(size_t rows) {
-  View view{last_ + 1, rows, Pages()};
-  view.copies = Pages(std::max<size_t>(1, chunks(view)) * sizeof(uint32_t), kHugePage);
+  const size_t count = std::max<size_t>(1, chunks(rows));
+  View view{last_ + 1, rows, std::move(spare_copied_), std::move(spare_copies_)};
+  spare_copied_ = Bits();
+  // What is kept of a view serves the next one as it is: only the bits say which entries mean something. Some room
+  // is left for a table that grows; it costs nothing until it is touched.
+  if (view.copies.bytes() < count * sizeof(uint32_t)) view.copies = Pages(count * sizeof(uint32_t) / 4 * 5, kHugePage);
+  view.copied.clear(count);
   views_.push_back(std::move(view));
   return ++last_;
 }
 
-void Views::release(uint32_t number) {
+void Views::release(uint32_t number, size_t live_rows) {
   const size_t position = position_of(number);
-  const View& gone = views_[position];
+  View& gone = views_[position];
   View* older = position == 0 ? nullptr : &views_[position - 1];
-  const size_t older_chunks = older == nullptr ? 0 : chunks(*older);
+  const size_t older_chunks = older == nullptr ? 0 : chunks(older->rows);
   if (views_.size() > 1) {
-    for (size_t chunk = 0; chunk < chunks(gone); ++chunk) {
+    for (size_t chunk = gone.copied.next(0); chunk != kNoRow; chunk = gone.copied.next(chunk + 1)) {
       const uint32_t copy = gone.table()[chunk];
-      if (copy == 0) continue;
-      if (chunk < older_chunks && older->table()[chunk] == 0) {
+      if (chunk < older_chunks && !older->copied.has(chunk)) {
         older->table()[chunk] = copy;  // the older view read it through this one
+        older->copied.set(chunk);
       } else {
         pool_.give(copy);
       }
     }
   }
+  spare_copied_ = std::move(gone.copied);
+  if (gone.copies.bytes() > spare_copies_.bytes()) std::swap(spare_copies_, gone.copies);
   views_.erase(views_.begin() + static_cast<ptrdiff_t>(position));
-  if (views_.empty()) pool_.clear();
+  if (views_.empty()) pool_.clear(live_rows * stride_ / kKept);
 }
 
 void Views::protect(const RowsHead& rows, const uint32_t* slots, size_t n) {
-  const View& newest = views_.back();
+  View& newest = views_.back();
   uint32_t* table = newest.table();
   for (size_t i = 0; i < n; ++i) {
-    if (i + 2 * kAhead < n && slots[i + 2 * kAhead] < newest.rows) {
-      __builtin_prefetch(table + (slots[i + 2 * kAhead] >> chunk_shift_), 1);
+    if (i + kAhead < n) {
+      const uint32_t ahead = slots[i + kAhead];
+      if (ahead < newest.rows && !newest.copied.has(ahead >> chunk_shift_)) {
+        __builtin_prefetch(table + (ahead >> chunk_shift_), 1);
+        __builtin_prefetch(row_address(rows, ahead));
+      }
     }
-    if (i + kAhead < n) __builtin_prefetch(row_address(rows, slots[i + kAhead]));
     if (slots[i] >= newest.rows) continue;  // born since: the view does not have it
     const uint32_t chunk = slots[i] >> chunk_shift_;
-    if (table[chunk] != 0) continue;
+    if (newest.copied.has(chunk)) continue;
     const uint32_t copy = pool_.take();
     std::memcpy(pool_.address(copy), row_address(rows, chunk << chunk_shift_), stride_ << chunk_shift_);
     table[chunk] = copy;
+    newest.copied.set(chunk);
   }
 }
 
@@ -103,8 +116,8 @@ Views::Reader Views::reader(uint32_t view, const RowsHead& head, size_t live_row
 const float* Views::Reader::row(uint32_t slot) const {
   const uint32_t chunk = slot >> views_.chunk_shift_;
   for (size_t p = position_; p < views_.views_.size(); ++p) {
+    if (!views_.views_[p].copied.has(chunk)) continue;
     const uint32_t copy = views_.views_[p].table()[chunk];
-    if (copy == 0) continue;
     const size_t within = slot & ((uint32_t{1} << views_.chunk_shift_) - 1);
     return reinterpret_cast<const float*>(views_.pool_.address(copy) + within * views_.stride_);
   }
@@ -119,8 +132,8 @@ size_t Views::position_of(uint32_t number) const {
 }
 
 size_t Views::bytes() const {
-  size_t total = pool_.bytes();
-  for (const View& view : views_) total += view.copies.bytes();
+  size_t total = pool_.bytes() + spare_copied_.bytes() + spare_copies_.bytes();
+  for (const View& view : views_) total += view.copied.bytes() + view.copies.bytes();
   return total;
 }
 

@@ -4,20 +4,21 @@
 #include <cstdint>
 #include <vector>
 
+#include "changes.h"
 #include "memory.h"
 #include "rows.h"
 
 namespace elasticdl {
 
-// Equal-sized copies of chunks, numbered from 1, in blocks that go back to the system with the last view.
+// Equal-sized copies of chunks, in blocks of which some are kept from one view to the next: fresh memory is dear.
 class ChunkPool {
  public:
   explicit ChunkPool(size_t chunk_bytes);
   uint32_t take();
   void give(uint32_t chunk) { free_.push_back(chunk); }
-  void clear();
+  void clear(size_t keep_bytes);  // nothing is taken any more; blocks beyond so many bytes go back to the system
   char* address(uint32_t chunk) const {
-    return blocks_[(chunk - 1) >> shift_].data() + static_cast<size_t>((chunk - 1) & mask_) * chunk_bytes_;
+    return blocks_[chunk >> shift_].data() + static_cast<size_t>(chunk & mask_) * chunk_bytes_;
   }
   size_t bytes() const;
 
@@ -37,7 +38,7 @@ class Views {
   Views(size_t stride, size_t rows_per_slab);
 
   uint32_t pin(size_t rows);
-  void release(uint32_t view);
+  void release(uint32_t view, size_t live_rows);
   bool empty() const { return views_.empty(); }
   void protect(const RowsHead& rows, const uint32_t* slots, size_t n);  // before rows are written
   size_t bytes() const;
@@ -62,17 +63,21 @@ class Views {
   struct View {
     uint32_t number;
     size_t rows;
-    Pages copies;  // chunk -> number of its copy, 0 = none
+    Bits copied;   // chunks of which it has a copy
+    Pages copies;  // chunk -> number of its copy, where it has one
     uint32_t* table() const { return reinterpret_cast<uint32_t*>(copies.data()); }
   };
 
   size_t position_of(uint32_t view) const;
-  size_t chunks(const View& view) const { return (view.rows + (size_t{1} << chunk_shift_) - 1) >> chunk_shift_; }
+  size_t chunks(size_t rows) const { return (rows + (size_t{1} << chunk_shift_) - 1) >> chunk_shift_; }
 
   size_t stride_;
   unsigned chunk_shift_;
   ChunkPool pool_;
   std::vector<View> views_;  // oldest first
+  // Of a view that went, for the next one.
+  Bits spare_copied_;
+  Pages spare_copies_;
   uint32_t last_ = 0;
 };
 

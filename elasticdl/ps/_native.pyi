@@ -55,6 +55,21 @@ class RowStore:
         """Freeze a view of the table as it is now; returns its number (never 0). Several may exist."""
     def release(self, view: int) -> None:
         """Give a view up, and the copies only it needed."""
+    def mark(self) -> int:
+        """`pin`, and take which rows changed (were born, pushed or imported) since the mark before this one.
+
+        The first mark takes every row. `release` it when what changed is safe, `unmark` it when it is not.
+        """
+    def unmark(self, view: int) -> None:
+        """Give a marked view up as if it had not been made: what it took counts as changed, or removed, again."""
+    def changed(self, view: int) -> int:
+        """How many rows of a marked view had changed."""
+    def removed(self, view: int) -> NDArray[np.int64]:
+        """Ids that were removed between the mark before and this one, and are not in this view; ascending."""
+    def export_changed(self, view: int, start: int, limit: int) -> tuple[NDArray[np.int64], NDArray[np.float32], int]:
+        """Rows of a marked view that had changed, from row number `start` on, at most `limit`: ids, rows as
+        `export_rows` gives them, and the row number to go on from, -1 when there are no more.
+        """
     def __len__(self) -> int: ...
     def nbytes(self) -> int:
         """Resident bytes: index, slabs and what is held for views."""

@@ -76,6 +76,8 @@ class Oracle:
     seed: int
     rows: dict[int, Floats] = field(default_factory=dict)
     views: dict[int, dict[int, Floats]] = field(default_factory=dict)
+    changed: set[int] = field(default_factory=set)  # since the last mark
+    marks: dict[int, set[int]] = field(default_factory=dict)  # what had changed in those views
 
     def born(self, ids: Ids) -> Floats:
         slots = np.full((len(ids), self.dim * self.optimizer.slots), self.optimizer.initial_accumulator, np.float32)
@@ -83,7 +85,9 @@ class Oracle:
 
     def pull(self, ids: Ids) -> Floats:
         for key, row in zip(ids.tolist(), self.born(ids), strict=True):
-            self.rows.setdefault(key, row.copy())
+            if key not in self.rows:
+                self.rows[key] = row.copy()
+                self.changed.add(key)
         return self.peek(ids, 0)
 
     def peek(self, ids: Ids, view: int) -> Floats:
@@ -100,10 +104,23 @@ class Oracle:
         for key, grad in sums.items():
             parts = self.rows[key].reshape(-1, self.dim)
             update(parts[0], list(parts[1:]), grad, self.optimizer, rate, step)
+            self.changed.add(key)
         return len(sums)
 
     def pin(self, view: int) -> None:
         self.views[view] = {key: row.copy() for key, row in self.rows.items()}
+
+    def release(self, view: int) -> None:
+        del self.views[view]
+        self.marks.pop(view, None)
+
+    def mark(self, view: int) -> None:
+        self.pin(view)
+        self.marks[view], self.changed = self.changed, set()
+
+    def unmark(self, view: int) -> None:
+        self.changed |= self.marks[view]
+        self.release(view)
 
     def export(self, view: int) -> tuple[Ids, Floats]:
         table = self.views[view] if view else self.rows
@@ -113,3 +130,4 @@ class Oracle:
     def put(self, ids: Ids, rows: Floats) -> None:
         for key, row in zip(ids.tolist(), rows, strict=True):
             self.rows[key] = row.copy()
+            self.changed.add(key)

@@ -49,6 +49,19 @@ def peeked(store: _native.RowStore, ids: NDArray[np.int64], dim: int, view: int 
     return out
 
 
+def changed_parts(
+    store: _native.RowStore, view: int, limit: int
+) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    """All that had changed in a marked view, as a server asks for it: a piece at a time."""
+    parts, start = [], 0
+    while start != -1:
+        ids, rows, following = store.export_changed(view, start, limit)
+        assert following == -1 or following > start
+        parts.append((ids, rows))
+        start = following
+    return parts
+
+
 keys = st.lists(
     st.one_of(st.integers(-3, 40), st.sampled_from(EXTREMES), st.integers(-(2**63), 2**63 - 1)), max_size=60
 ).map(lambda values: np.array(values, np.int64))
@@ -120,7 +133,32 @@ class Histories(RuleBasedStateMachine):
         if self.oracle.views:
             view = data.draw(st.sampled_from(sorted(self.oracle.views)))
             self.store.release(view)
-            del self.oracle.views[view]
+            self.oracle.release(view)
+
+    @rule(count=st.integers(1, 2))
+    def mark_and_move(self, count: int) -> None:
+        for _ in range(count):
+            if len(self.oracle.views) < 5:
+                self.oracle.mark(self.store.mark())
+            self.push(self.random.integers(0, 12, 6), 0.1)
+
+    @rule(data=st.data())
+    def unmark(self, data: st.DataObject) -> None:
+        if self.oracle.marks:
+            view = data.draw(st.sampled_from(sorted(self.oracle.marks)))
+            self.store.unmark(view)
+            self.oracle.unmark(view)
+
+    @rule(limit=st.integers(1, 40))
+    def export_changed(self, limit: int) -> None:
+        for view, changed in self.oracle.marks.items():
+            ids, rows = self.oracle.export(view)
+            mine = np.isin(ids, list(changed))
+            parts = changed_parts(self.store, view, limit)
+            assert all(len(part[0]) == limit for part in parts[:-1]) and len(parts[-1][0]) <= limit
+            np.testing.assert_array_equal(np.concatenate([part[0] for part in parts]), ids[mine])
+            np.testing.assert_array_equal(np.concatenate([part[1] for part in parts]), rows[mine])
+            assert self.store.changed(view) == len(changed)
 
     @rule(start=st.integers(0, 80), limit=st.integers(0, 200))
     def export(self, start: int, limit: int) -> None:
@@ -135,6 +173,7 @@ class Histories(RuleBasedStateMachine):
         if hasattr(self, "oracle"):
             assert len(self.store) == len(self.oracle.rows)
             self.export(0, 10_000)
+            self.export_changed(10_000)
 
 
 def test_any_history_of_calls_gives_the_bits_of_the_oracle() -> None:
