@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,20 @@ from elasticdl.job.spec import JobSpec
 _END_SECONDS = 5.0
 
 
-async def check(spec: JobSpec, show: Callable[[str], None]) -> tuple[dict[str, Any], list[Problem]]:
-    """What the data consists of, and what is wrong with the model or the data. The user's prints are shown."""
+Show = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the check found."""
+
+    datasets: dict[str, Any] = field(default_factory=dict)  # their descriptions by mode
+    problems: list[Problem] = field(default_factory=list)  # with the model or the data
+    notes: list[str] = field(default_factory=list)  # for the user
+
+
+async def check(spec: JobSpec, show: Show, doing: Show) -> Checked:
+    """Check model and data. What the user's code prints is shown; what takes long says what it is doing."""
     with tempfile.TemporaryDirectory(prefix="elasticdl-check-") as folder:
         job_file = Path(folder) / "job.json"
         job_file.write_text(spec.to_json())
@@ -34,12 +47,17 @@ async def check(spec: JobSpec, show: Callable[[str], None]) -> tuple[dict[str, A
             finally:
                 os.close(sending)
             try:
-                async with asyncio.timeout(spec.start_seconds):
-                    text, _ = await asyncio.gather(_read(receiving.fileno()), _show(process, show))
+                async with asyncio.timeout(spec.start_seconds) as limit:
+
+                    def progress(text: str) -> None:
+                        limit.reschedule(asyncio.get_running_loop().time() + spec.start_seconds)  # it moves
+                        doing(text)
+
+                    text, _ = await asyncio.gather(_read(receiving.fileno(), progress), _show(process, show))
                     code = await process.wait()
             except TimeoutError:
                 what = f"loading it took longer than {spec.start_seconds:g} s"
-                return {}, [_problem(spec, what, "Make it faster, or give more --start_seconds.")]
+                return Checked(problems=[_problem(spec, what, "Make it faster, or give more --start_seconds.")])
             finally:
                 await _end(process)
     return _read_answer(spec, text, code)
@@ -60,13 +78,22 @@ async def _start(job_file: Path, sending: int, spec: JobSpec) -> asyncio.subproc
     )  # fmt: skip
 
 
-async def _read(fd: int) -> bytes:
+async def _read(fd: int, progress: Show) -> bytes:
+    """The last line that the check writes; those before it say what it is doing."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     with os.fdopen(os.dup(fd), "rb") as pipe:
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
         try:
-            return await reader.read()
+            rest = b""
+            while data := await reader.read(1 << 16):
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    said = json.loads(line)
+                    if "doing" not in said:
+                        return line
+                    progress(said["doing"])
+            return rest
         finally:
             transport.close()
 
@@ -89,13 +116,15 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await asyncio.wait_for(process.wait(), _END_SECONDS)
 
 
-def _read_answer(spec: JobSpec, text: bytes, code: int) -> tuple[dict[str, Any], list[Problem]]:
+def _read_answer(spec: JobSpec, text: bytes, code: int) -> Checked:
     try:
         answer = json.loads(text)
     except ValueError:
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        return {}, [_problem(spec, f"the process that checked it {how}", "What it printed stands above.")]
-    return answer.get("datasets", {}), [Problem(**problem) for problem in answer.get("problems", [])]
+        what = f"the process that checked it {how}"
+        return Checked(problems=[_problem(spec, what, "What it printed stands above.")])
+    problems = [Problem(**problem) for problem in answer.get("problems", [])]
+    return Checked(answer.get("datasets", {}), problems, answer.get("notes", []))
 
 
 def _problem(spec: JobSpec, what: str, remedy: str) -> Problem:

@@ -145,10 +145,10 @@ def describe_record(record: object) -> list[str]:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from elasticdl.data.reader import verify
+    from elasticdl.data.verification import verify
 
     with _progress("verifying") as report:
-        found = verify(args.path, parse_params(args.data_reader_params), lambda name, done, total: report(done, total))
+        found = verify(args.path, parse_params(args.data_reader_params), report)
     for problem in found.problems:
         print(f"BAD {problem}", file=sys.stderr)
     records = sum(file.records for file in found.files)

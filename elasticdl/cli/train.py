@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,18 +95,19 @@ async def _prepare(spec: JobSpec, console: Console, held: contextlib.ExitStack) 
     problems += [*wrong, *preflight.check_checkpoint_dir(spec)]
     checkpoint, wrong = preflight.find_checkpoint(spec)
     problems += wrong
-    with _busy(console, "checking model and data"):
-        datasets, wrong = await check(spec, lambda line: console.print(line, soft_wrap=True))
-    problems += wrong
-    if checkpoint is not None and "training" in datasets:
-        problems += preflight.check_data_of_checkpoint(spec, checkpoint, datasets)
+    with _busy(console, "checking model and data") as doing:
+        checked = await check(spec, lambda line: console.print(line, soft_wrap=True), doing)
+    problems += checked.problems
+    notes += checked.notes
+    if checkpoint is not None and "training" in checked.datasets:
+        problems += preflight.check_data_of_checkpoint(spec, checkpoint, checked.datasets)
     if problems or claimed is None or port is None:
         raise UsageError(problems)
     if checkpoint is not None:
         spec = spec.with_values(checkpoint_dir_for_init=str(checkpoint))
         notes.append(f"Starting from the checkpoint in {checkpoint}.")
     notes += _reuse(before)
-    return Prepared(spec, paths, claimed, port, datasets, checkpoint, notes)
+    return Prepared(spec, paths, claimed, port, checked.datasets, checkpoint, notes)
 
 
 def _reuse(before: JobView) -> list[str]:
@@ -117,13 +118,13 @@ def _reuse(before: JobView) -> list[str]:
 
 
 @contextlib.contextmanager
-def _busy(console: Console, what: str) -> Iterator[None]:
-    """A spinner on a terminal, nothing elsewhere."""
+def _busy(console: Console, what: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on a terminal, whose text can be changed; nothing elsewhere."""
     if is_live(console):
-        with console.status(f"{what} …"):
-            yield
+        with console.status(f"{what} …") as status:
+            yield lambda text: status.update(f"{text} …")
     else:
-        yield
+        yield lambda text: None
 
 
 # While it runs, and after.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elasticdl.data.files import FilesReader, Handle, Record
+from elasticdl.data.files import FilesReader, Handle, Record, RecordFile
 from elasticdl.errors import DataError, Problem, UsageError
 
 _INDEX_EVERY = 64  # rows between two remembered offsets
@@ -75,7 +75,7 @@ def open_csv(path: str, files: Mapping[str, Path], params: Mapping[str, str]) ->
     return FilesReader(path, "csv", files, open_file, {"column_names": list(columns)})
 
 
-class CsvFile:
+class CsvFile(RecordFile):
     """One CSV file, indexed by scanning it once for the ends of its rows."""
 
     def __init__(self, path: Path, dialect: Dialect) -> None:
@@ -92,13 +92,23 @@ class CsvFile:
         self._parse(last, self.size_bytes, 1)
 
     def read(self, start: int, end: int) -> list[Record]:
+        columns = self.columns
+        return [dict(zip(columns, row, strict=True)) for row in self._range(start, end)]
+
+    def check(self, start: int, end: int) -> list[DataError]:
+        try:
+            self._range(start, end)
+        except DataError as error:
+            return [error]
+        return []
+
+    def _range(self, start: int, end: int) -> list[list[str]]:
         first, beyond = start // _INDEX_EVERY, -(-end // _INDEX_EVERY)
         offset = self._offsets[first]
         stop = self._offsets[beyond] if beyond < len(self._offsets) else self.size_bytes
         base = first * _INDEX_EVERY
         rows = self._parse(offset, stop, min(beyond * _INDEX_EVERY, self.records) - base)
-        columns = self.columns
-        return [dict(zip(columns, row, strict=True)) for row in rows[start - base : end - base]]
+        return rows[start - base : end - base]
 
     def _parse(self, offset: int, stop: int, expected: int) -> list[list[str]]:
         """The rows in bytes offset..stop, each checked for its number of columns."""

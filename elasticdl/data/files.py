@@ -28,6 +28,14 @@ class RecordFile(Protocol):
         """Records start..end; the caller has checked the range."""
         ...
 
+    def check(self, start: int, end: int) -> list[DataError]:
+        """What is wrong with records start..end; the formats that can tell without making records do so."""
+        try:
+            self.read(start, end)
+        except DataError as error:
+            return [error]
+        return []
+
 
 class Handle:
     """An open file read by position, so that threads may share it; it closes with its last user."""
@@ -74,7 +82,8 @@ class FilesReader:
         metadata: Mapping[str, object] | None = None,
     ) -> None:
         self.metadata: Mapping[str, object] = metadata or {}
-        self._path, self._format, self._files, self._open_file = path, format_name, dict(files), open_file
+        self.path, self.format = path, format_name
+        self._files, self._open_file = dict(files), open_file
         self._opened: OrderedDict[str, RecordFile] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -83,7 +92,7 @@ class FilesReader:
         return tuple(self._files)
 
     def describe(self) -> Dataset:
-        return Dataset(self._path, self._format, tuple(self.describe_file(name) for name in self._files))
+        return Dataset(self.path, self.format, tuple(self.describe_file(name) for name in self._files))
 
     def describe_file(self, name: str) -> DataFile:
         opened = self._get(name)
@@ -93,6 +102,15 @@ class FilesReader:
         opened = self._get(name)
         check_range(str(self._files[name]), opened.records, start, end)
         return list(opened.read(start, end)) if start < end else []
+
+    def check(self, name: str, start: int, end: int) -> list[DataError]:
+        """What is wrong with these records of a file: the first damage, or that of each image of a class folder."""
+        try:
+            opened = self._get(name)
+            check_range(str(self._files[name]), opened.records, start, end)
+        except DataError as error:
+            return [error]
+        return opened.check(start, end)
 
     def close(self) -> None:
         with self._lock:
@@ -104,9 +122,7 @@ class FilesReader:
                 self._opened.move_to_end(name)
                 return self._opened[name]
         if name not in self._files:
-            raise DataError(
-                self._path, f"has no file named {name!r}", "Describe the data set again: its files changed."
-            )
+            raise DataError(self.path, f"has no file named {name!r}", "Describe the data set again: its files changed.")
         # Outside the lock: indexing takes time, and two threads that index one file get equal answers.
         opened = self._open_file(self._files[name])
         with self._lock:

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from elasticdl.data.files import FilesReader, Record, unreadable
+from elasticdl.data.files import FilesReader, Record, RecordFile, unreadable
 from elasticdl.errors import DataError
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp"})
@@ -20,7 +20,7 @@ def open_images(path: str, files: Mapping[str, Path], params: Mapping[str, str])
     return FilesReader(path, "images", files, ClassFolder, {"class_names": sorted(files)})
 
 
-class ClassFolder:
+class ClassFolder(RecordFile):
     """All images of one class, in name order."""
 
     def __init__(self, path: Path) -> None:
@@ -39,18 +39,28 @@ class ClassFolder:
         self.size_bytes, self.records = sum(sizes), len(sizes)
 
     def read(self, start: int, end: int) -> list[Record]:
-        found: list[Record] = []
+        return [(_read(image), self._class_name) for image in self._images[start:end]]
+
+    def check(self, start: int, end: int) -> list[DataError]:
+        found = []
         for image in self._images[start:end]:
             try:
-                data = image.read_bytes()
-            except OSError as error:
-                raise unreadable(image, error) from error
-            problem = damage(data)
-            if problem:
-                what, offset = problem
-                raise DataError(str(image), what, _REMEDY, offset)
-            found.append((data, self._class_name))
+                _read(image)
+            except DataError as error:
+                found.append(error)
         return found
+
+
+def _read(image: Path) -> bytes:
+    try:
+        data = image.read_bytes()
+    except OSError as error:
+        raise unreadable(image, error) from error
+    problem = damage(data)
+    if problem:
+        what, offset = problem
+        raise DataError(str(image), what, _REMEDY, offset)
+    return data
 
 
 def damage(data: bytes) -> tuple[str, int] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from elasticdl.data.files import FilesReader, Handle, Record
+from elasticdl.data.files import FilesReader, Handle, Record, RecordFile
 from elasticdl.errors import DataError, Problem, UsageError
 
 _KEPT_GROUPS = 2  # decoded row groups kept per file: they are large, and ranges are small
@@ -41,7 +41,7 @@ def open_parquet(path: str, files: Mapping[str, Path], params: Mapping[str, str]
     return FilesReader(path, "parquet", files, open_file, {"column_names": list(columns)})
 
 
-class ParquetFile:
+class ParquetFile(RecordFile):
     """One Parquet file, indexed by its footer."""
 
     def __init__(self, path: Path) -> None:
@@ -65,9 +65,8 @@ class ParquetFile:
         self._groups: OrderedDict[int, Any] = OrderedDict()
 
     def read(self, start: int, end: int) -> list[Record]:
-        first, last = (int(i) for i in np.searchsorted(self._ends, (start, end - 1), side="right"))
         found: list[Record] = []
-        for group in range(first, last + 1):
+        for group in self._groups_of(start, end):
             before = int(self._ends[group - 1]) if group else 0
             table = self._group(group)
             low, high = max(start - before, 0), min(end - before, table.num_rows)
@@ -75,6 +74,18 @@ class ParquetFile:
             values = [column.to_pylist() for column in part.columns]
             found += [dict(zip(self.columns, row, strict=True)) for row in zip(*values, strict=True)]
         return found
+
+    def check(self, start: int, end: int) -> list[DataError]:
+        try:
+            for group in self._groups_of(start, end):
+                self._group(group)
+        except DataError as error:
+            return [error]
+        return []
+
+    def _groups_of(self, start: int, end: int) -> range:
+        first, last = (int(i) for i in np.searchsorted(self._ends, (start, end - 1), side="right"))
+        return range(first, last + 1)
 
     def _group(self, number: int) -> Any:
         with self._lock:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
 from elasticdl.data.dataset import DataFile, Dataset
 from elasticdl.data.files import FilesReader, Record
 from elasticdl.data.formats import FORMATS, check_params, detect, list_files
-from elasticdl.errors import DataError, Problem, UsageError
+from elasticdl.errors import Problem, UsageError
 
-__all__ = ["DataFile", "Dataset", "Reader", "Record", "Verification", "open_reader", "verify"]
+__all__ = ["DataFile", "Dataset", "Reader", "Record", "open_reader"]
 
-_VERIFY_RECORDS = 4096
 _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -60,34 +58,3 @@ def open_reader(path: str, params: Mapping[str, str] = _NO_PARAMS, *, flag: str 
         chosen, files = detect(path, files, flag)
     check_params(chosen, params)
     return chosen.open(path, files, params)
-
-
-@dataclass(frozen=True)
-class Verification:
-    """What a complete reading of a data set found."""
-
-    files: tuple[DataFile, ...]  # those without a problem
-    problems: tuple[DataError, ...]
-
-
-def verify(
-    path: str,
-    params: Mapping[str, str] = _NO_PARAMS,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> Verification:
-    """Reads every record of every file and checks every checksum; progress hears (file, records read, records)."""
-    reader = open_reader(path, params)
-    good, problems = [], []
-    for name in reader.names:
-        try:
-            file = reader.describe_file(name)
-            for start in range(0, file.records, _VERIFY_RECORDS):
-                end = min(start + _VERIFY_RECORDS, file.records)
-                reader.read(name, start, end)
-                if progress:
-                    progress(name, end, file.records)
-            good.append(file)
-        except DataError as error:
-            problems.append(error)
-    reader.close()
-    return Verification(tuple(good), tuple(problems))

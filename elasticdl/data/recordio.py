@@ -17,7 +17,7 @@ from pathlib import Path
 import cramjam
 
 from elasticdl.data import snappy
-from elasticdl.data.files import Handle, Record
+from elasticdl.data.files import Handle, Record, RecordFile
 from elasticdl.data.output import RecordWriter
 from elasticdl.errors import DataError
 
@@ -71,7 +71,7 @@ class RecordIOWriter(RecordWriter):
         self._pending_bytes = 0
 
 
-class RecordIOFile:
+class RecordIOFile(RecordFile):
     """One RecordIO file, indexed by its chunk headers."""
 
     def __init__(self, path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from elasticdl.data.files import Handle, Record
+from elasticdl.data.files import Handle, Record, RecordFile
 from elasticdl.data.output import RecordWriter
 from elasticdl.errors import DataError
 
@@ -39,7 +39,7 @@ class TFRecordWriter(RecordWriter):
         self.records += 1
 
 
-class TFRecordFile:
+class TFRecordFile(RecordFile):
     """One TFRecord file, indexed by walking over its lengths once."""
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Before anything starts: does the model file load, is its optimizer supported, what does the data consist of?
+"""Before anything starts: does the model file load, is its optimizer supported, what is the data, is it undamaged?
 
-`python -m elasticdl.worker.check` runs in a process of its own, because the launcher imports no framework. It prints
-one JSON object: the description of the data, or the problems.
+`python -m elasticdl.worker.check` runs in a process of its own, because the launcher imports no framework. It answers
+with JSON objects, one per line: what it is doing, and at the end the description of the data, or the problems.
 """
 
 from __future__ import annotations
@@ -10,12 +10,18 @@ import difflib
 import inspect
 import json
 import os
+import shlex
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from elasticdl.data.dataset import Dataset
+from elasticdl.data.files import FilesReader
 from elasticdl.data.reader import Reader
+from elasticdl.data.verification import examine
 from elasticdl.errors import DataError, ModelError, Problem, UsageError
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
 from elasticdl.frameworks.trainable import Arrays
@@ -23,10 +29,17 @@ from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.sources import open_source
 
+VERIFIED_BYTES = 1 << 30  # of data are read completely before a job starts: some seconds, half a minute for CSV
+_NAMED_FILES = 20  # damaged ones, after which it is enough
+_TELL_SECONDS = 0.25
 
-def check(spec: JobSpec) -> dict[str, Any]:
-    """Data set descriptions by mode; raises what is wrong."""
+Tell = Callable[[str], None]
+
+
+def check(spec: JobSpec, tell: Tell = lambda text: None, limit_bytes: int = VERIFIED_BYTES) -> dict[str, Any]:
+    """Data set descriptions by mode, and what should be noted about them; raises what is wrong."""
     problems: list[Problem] = []
+    verifier = _Verifier(limit_bytes, tell)
     described: dict[str, str] = {}
     readers: dict[str, tuple[Reader, Dataset]] = {}
     try:
@@ -46,15 +59,15 @@ def check(spec: JobSpec) -> dict[str, Any]:
         try:
             if code is not None:
                 reader = open_source(spec, code, path, flag)
-                dataset = reader.describe()
+                known = next((d for _, d in readers.values() if d.path == path), None)  # one path for both
+                dataset = known or verifier.describe(reader, flag)
                 if dataset.records == 0:
                     problems.append(Problem(flag, path, "it holds no records", "Name a directory with data in it."))
                 readers[mode], described[mode] = (reader, dataset), dataset.to_json()
         except UsageError as error:
             problems += error.problems
         except DataError as error:
-            at = f" at byte {error.offset}" if error.offset is not None else ""
-            problems.append(Problem(flag, path, f"{error.path}{at}: {error.what}", error.remedy))
+            problems.append(_data_problem(flag, path, error))
         except ModelError as error:
             problems.append(_model_problem(spec, error))
     if code is not None:
@@ -67,10 +80,45 @@ def check(spec: JobSpec) -> dict[str, Any]:
         except UsageError as error:
             problems += error.problems
         except DataError as error:
-            problems.append(Problem("--training_data", str(spec.training_data), str(error), ""))
+            problems.append(_data_problem("--training_data", str(spec.training_data), error))
     if problems:
         raise UsageError(problems)
-    return described
+    return {"datasets": described, "notes": verifier.notes}
+
+
+class _Verifier:
+    """Describes data sets and reads them completely, as long as they are not too much together."""
+
+    def __init__(self, limit_bytes: int, tell: Tell) -> None:
+        self._left_bytes, self._tell = limit_bytes, tell
+        self._told_at = time.monotonic()
+        self.notes: list[str] = []
+
+    def describe(self, reader: Reader, flag: str) -> Dataset:
+        if not isinstance(reader, FilesReader):
+            return reader.describe()  # only its author knows what makes a record of it a good one
+        found = examine(reader, self._left_bytes, partial(self._progress, flag))
+        command = f"`elasticdl data verify {shlex.quote(reader.path)}`"
+        if found.problems:
+            problems = [_data_problem(flag, reader.path, error) for error in found.problems[:_NAMED_FILES]]
+            if len(found.problems) > _NAMED_FILES:
+                what = f"{len(found.problems) - _NAMED_FILES} more of its files are damaged"
+                problems.append(Problem(flag, reader.path, what, f"{command} names them all."))
+            raise UsageError(problems)
+        dataset = Dataset(reader.path, reader.format, found.files)
+        if found.complete:
+            self._left_bytes -= dataset.size_bytes
+        else:
+            size = f"{dataset.size_bytes / (1 << 30):,.1f} GiB"
+            self.notes.append(
+                f"{flag}={reader.path}: of these {size} only the headers were checked. {command} checks every record."
+            )
+        return dataset
+
+    def _progress(self, flag: str, done: int, total: int) -> None:
+        if time.monotonic() - self._told_at >= _TELL_SECONDS:
+            self._told_at = time.monotonic()
+            self._tell(f"verifying {flag}: {done:,} of {total:,} records")
 
 
 def _build(spec: JobSpec, code: ModelFile, reader: Reader, dataset: Dataset) -> None:
@@ -98,6 +146,11 @@ def _unread_parameters(spec: JobSpec, code: ModelFile) -> list[Problem]:
     return problems
 
 
+def _data_problem(flag: str, path: str, error: DataError) -> Problem:
+    at = f" at byte {error.offset}" if error.offset is not None else ""
+    return Problem(flag, path, f"{error.path}{at}: {error.what}", error.remedy)
+
+
 def _model_problem(spec: JobSpec, error: ModelError) -> Problem:
     what = f"{error.path}: {error.what}" + (f"\n{error.traceback}\n" if error.traceback else "")
     return Problem("--model_def", str(spec.model_def), what, error.remedy or "Mend the model file and try again.")
@@ -108,10 +161,14 @@ def main() -> int:
     # The user's code may print: the answer goes to a descriptor of its own.
     with os.fdopen(int(sys.argv[1]), "w") as answer:
         try:
-            json.dump({"datasets": check(spec)}, answer)
+            _say(answer, **check(spec, lambda text: _say(answer, doing=text)))
         except UsageError as error:
-            json.dump({"problems": [vars(p) for p in error.problems]}, answer)
+            _say(answer, problems=[vars(p) for p in error.problems])
     return 0
+
+
+def _say(answer: IO[str], **words: Any) -> None:
+    print(json.dumps(words), file=answer, flush=True)
 
 
 if __name__ == "__main__":

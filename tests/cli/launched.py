@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import queue
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -33,6 +35,12 @@ def write_ids(folder: Path, records: int, files: int = 2) -> Path:
             for record in range(number * records // files, (number + 1) * records // files):
                 writer.write(struct.pack("<q", record))
     return folder
+
+
+def flip_byte(file: Path, position: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[position] ^= 0x20
+    file.write_bytes(data)
 
 
 def write_manifest(checkpoint: Path, files: dict[str, str], **changes: object) -> None:
@@ -154,6 +162,26 @@ class Launched:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             self.process.wait(10)
+
+
+def run_on_terminal(command: list[str], deadline_seconds: float = 60) -> tuple[int, str]:
+    """The exit code of a command, and everything it writes to its terminal until it ends."""
+    master, terminal = pty.openpty()
+    env = environment(TERM="xterm-256color", COLUMNS="120", LINES="40")
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    timer = threading.Timer(deadline_seconds, process.kill)
+    timer.start()
+    found = b""
+    try:
+        while select.select([master], [], [], deadline_seconds)[0]:
+            found += os.read(master, 1 << 16)
+    except OSError:  # the last process that had it open is gone
+        pass
+    finally:
+        timer.cancel()
+        os.close(master)
+    return process.wait(10), found.decode(errors="replace")
 
 
 def port_of(paths: JobPaths) -> int:

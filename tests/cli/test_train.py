@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import select
 import shlex
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +17,18 @@ import pytest
 from safetensors.numpy import load_file
 
 from elasticdl.job.names import JobPaths
-from tests.cli.launched import ESCAPE, MODELS, ROOT, Launched, elasticdl, environment, launched, port_of, write_ids
+from tests.cli.launched import (
+    ESCAPE,
+    MODELS,
+    ROOT,
+    Launched,
+    elasticdl,
+    environment,
+    launched,
+    port_of,
+    run_on_terminal,
+    write_ids,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -196,12 +203,8 @@ def test_a_terminal_shows_a_live_view(tmp_path: Path, data: Path) -> None:
     flags = [f"--validation_data={valid}", "--evaluation_steps=50", "--num_workers=1", "--minibatch_size=8"]
     command = [sys.executable, "-m", "elasticdl", "train", f"--training_data={data}", "--job_name=seen", *flags]
     command += [f"--state_dir={tmp_path / 'jobs'}", f"--model_zoo={MODELS}", "--model_def=witness.custom_model"]
-    master, terminal = pty.openpty()
-    env = environment(TERM="xterm-256color", COLUMNS="120", LINES="40")
-    process = subprocess.Popen([*command, "--num_epochs=4"], cwd=ROOT, env=env, stdout=terminal, stderr=terminal)
-    os.close(terminal)
-    raw = _read_terminal(master, process)
-    assert process.wait(10) == 0
+    code, raw = run_on_terminal([*command, "--num_epochs=4"])
+    assert code == 0
     text = ESCAPE.sub("", raw)
     for shown in ("checking model and data", "starting", "of 8,000 records", "worker-0", "working", "records/s"):
         assert shown in text
@@ -210,19 +213,3 @@ def test_a_terminal_shows_a_live_view(tmp_path: Path, data: Path) -> None:
     assert "seen succeeded: all 8000 records are trained" in text
     assert raw.rstrip().endswith(str(tmp_path / "jobs" / "seen" / "logs"))
     assert raw.count("\x1b[?25l") == raw.count("\x1b[?25h")  # the cursor is back
-
-
-def _read_terminal(master: int, process: subprocess.Popen[bytes], deadline_seconds: float = 60) -> str:
-    """Everything a process writes to its terminal, until it ends."""
-    timer = threading.Timer(deadline_seconds, process.kill)
-    timer.start()
-    found = b""
-    try:
-        while select.select([master], [], [], deadline_seconds)[0]:
-            found += os.read(master, 1 << 16)
-    except OSError:  # the last process that had it open is gone
-        pass
-    finally:
-        timer.cancel()
-        os.close(master)
-    return found.decode(errors="replace")

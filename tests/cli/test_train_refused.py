@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from elasticdl.cli.job_dir import claim
 from elasticdl.cli.main import main
+from elasticdl.data.recordio import RecordIOWriter
+from elasticdl.data.tfrecord import TFRecordWriter
 from elasticdl.job.names import JobPaths
-from tests.cli.launched import MODELS, write_ids, write_manifest
+from tests.cli.launched import MODELS, flip_byte, run_on_terminal, write_ids, write_manifest
 
 MODEL = """
 import numpy as np
@@ -103,6 +109,80 @@ def test_a_truncated_file_is_named_with_its_offset(ask: Asking, tmp_path: Path) 
     complaint = ask.refusal(f"--training_data={folder}")
     assert "ids-1.recordio at byte" in complaint
     assert "truncated" in complaint
+
+
+def test_a_flipped_byte_in_a_recordio_chunk_is_named_with_the_offset_of_the_chunk(ask: Asking, tmp_path: Path) -> None:
+    folder = write_ids(tmp_path / "flipped", 40000)
+    victim = folder / "ids-1.recordio"
+    second_chunk = 20 + int.from_bytes(victim.read_bytes()[12:16], "little")
+    flip_byte(victim, second_chunk + 1000)
+    complaint = ask.refusal(f"--training_data={folder}")
+    damage = f"{victim} at byte {second_chunk}: the checksum of this chunk is wrong"
+    assert f"--training_data={folder}: {damage}" in complaint
+    assert "Copy or convert the file again" in complaint
+
+
+def test_a_flipped_byte_in_a_tfrecord_is_named_with_the_offset_of_the_record(ask: Asking, tmp_path: Path) -> None:
+    (tmp_path / "flipped").mkdir()
+    for number in range(2):
+        with TFRecordWriter(tmp_path / "flipped" / f"ids-{number}.tfrecord") as writer:
+            for record in range(100):
+                writer.write(record.to_bytes(8, "little"))
+    size = 8 + 4 + 8 + 4  # length, its checksum, the record, its checksum
+    flip_byte(tmp_path / "flipped" / "ids-0.tfrecord", 70 * size + 14)
+    complaint = ask.refusal(f"--validation_data={tmp_path / 'flipped'}")
+    assert f"--validation_data={tmp_path / 'flipped'}: " in complaint
+    assert f"ids-0.tfrecord at byte {70 * size}: the checksum of this record is wrong" in complaint
+
+
+def test_every_damaged_file_is_named(ask: Asking, tmp_path: Path) -> None:
+    training, validation = write_ids(tmp_path / "training", 64, files=4), write_ids(tmp_path / "validation", 64)
+    for damaged in (training / "ids-0.recordio", training / "ids-2.recordio", validation / "ids-1.recordio"):
+        flip_byte(damaged, 40)
+    (training / "ids-3.recordio").write_bytes((training / "ids-3.recordio").read_bytes()[:-1])
+    complaint = ask.refusal(f"--training_data={training}", f"--validation_data={validation}")
+    assert complaint.splitlines()[0] == "elasticdl train: 4 problems"
+    for damaged in (training / "ids-0", training / "ids-2", training / "ids-3", validation / "ids-1"):
+        assert f"{damaged}.recordio at byte 0" in complaint
+    assert f"{training / 'ids-1'}" not in complaint
+
+
+def test_a_damaged_image_is_named(ask: Asking, tmp_path: Path) -> None:
+    for animal in ("cat", "dog"):
+        (tmp_path / "pets" / animal).mkdir(parents=True)
+        (tmp_path / "pets" / animal / "1.gif").write_bytes(b"GIF89a....;")
+    (tmp_path / "pets" / "dog" / "2.gif").write_bytes(b"GIF89a....")
+    complaint = ask.refusal(f"--training_data={tmp_path / 'pets'}")
+    assert f"{tmp_path / 'pets' / 'dog' / '2.gif'} at byte 10: the image is truncated" in complaint
+
+
+def test_a_damaged_page_of_a_parquet_file_is_named(ask: Asking, tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    table = pyarrow.table({"id": list(range(10000))})
+    pyarrow.parquet.write_table(table, tmp_path / "rows" / "a.parquet", compression="none", write_page_checksum=True)
+    flip_byte(tmp_path / "rows" / "a.parquet", 5000)
+    complaint = ask.refusal(f"--training_data={tmp_path / 'rows'}")
+    assert "a.parquet at byte " in complaint
+    assert "truncated, corrupt or not Parquet" in complaint
+
+
+def test_a_check_that_takes_long_says_what_it_does(tmp_path: Path) -> None:
+    """A small file that decompresses to much, linked many times: about a second of reading."""
+    folder = tmp_path / "zeros"
+    folder.mkdir()
+    with RecordIOWriter(folder / "0.recordio", "gzip") as writer:
+        for _ in range(100):
+            writer.write(bytes(1 << 17))
+    for number in range(1, 60):
+        (folder / f"{number}.recordio").hardlink_to(folder / "0.recordio")
+    (folder / "99.recordio").write_bytes((folder / "0.recordio").read_bytes())
+    flip_byte(folder / "99.recordio", 500)
+    words = [f"--model_zoo={MODELS}", "--model_def=witness.custom_model", f"--training_data={folder}"]
+    command = [sys.executable, "-m", "elasticdl", "train", *words, f"--state_dir={tmp_path / 'jobs'}"]
+    code, text = run_on_terminal(command)
+    assert code == 2
+    assert re.search(r"verifying --training_data: [\d,]+ of 6,100 records …", text)
+    assert "99.recordio at byte " in text
 
 
 def test_a_file_that_cannot_be_read_is_named(ask: Asking, tmp_path: Path) -> None:

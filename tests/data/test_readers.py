@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elasticdl.data.reader import Dataset, open_reader, verify
+from elasticdl.data.reader import Dataset, open_reader
+from elasticdl.data.verification import examine, verify
 from elasticdl.errors import DataError, ElasticDLError, UsageError
 from tests.data.sources import CHECKSUMMED, COUNTS, FILE_KINDS, KINDS, Source, build
 
@@ -79,11 +81,11 @@ def test_a_closed_reader_opens_its_files_again(file_source: Source) -> None:
 
 
 def test_verify_reads_every_record_and_reports_progress(file_source: Source) -> None:
-    heard: list[tuple[str, int, int]] = []
+    heard: list[tuple[int, int]] = []
     found = verify(str(file_source.folder), progress=lambda *step: heard.append(step))
     assert not found.problems
     assert sum(file.records for file in found.files) == sum(COUNTS)
-    assert heard == [(name, count, count) for name, count in zip(file_source.expected, COUNTS, strict=True)]
+    assert heard == [(sum(COUNTS[: n + 1]), sum(COUNTS)) for n in range(len(COUNTS))]
 
 
 @pytest.mark.parametrize("kind", ["recordio-snappy", "csv", "parquet", "tfrecord"])
@@ -170,6 +172,53 @@ def test_verify_names_each_bad_file_and_still_checks_the_others(tmp_path: Path) 
     found = verify(str(source.folder))
     assert [Path(problem.path).name for problem in found.problems] == ["data-0.recordio", "data-2.recordio"]
     assert [file.name for file in found.files] == ["data-1.recordio"]
+
+
+@pytest.mark.parametrize("kind", CHECKSUMMED)
+def test_verify_notices_every_flipped_byte_that_reading_notices(kind: str, tmp_path: Path) -> None:
+    source = build(kind, tmp_path / "data")
+    victim, whole = _damaged(source, tmp_path / "copy")
+    for position in range(0, len(whole), max(1, len(whole) // 40)):
+        victim.write_bytes(whole[:position] + bytes([whole[position] ^ 0x20]) + whole[position + 1 :])
+        try:
+            _records(tmp_path / "copy")
+        except ElasticDLError as error:
+            expected = str(error)
+            with contextlib.suppress(ElasticDLError):  # a file that does not even open
+                found = verify(str(tmp_path / "copy"))
+                assert expected in map(str, found.problems), f"byte {position}"
+
+
+def test_verify_notices_a_csv_row_with_a_column_too_few(tmp_path: Path) -> None:
+    source = build("csv", tmp_path)
+    victim = source.folder / "data-0.csv"
+    lines = victim.read_bytes().splitlines(keepends=True)
+    victim.write_bytes(b"".join([lines[0], b"x\n", *lines[1:]]))
+    assert "1 columns, the header has" in str(verify(str(source.folder)).problems[0])
+
+
+def test_verify_names_each_damaged_image_of_a_class(tmp_path: Path) -> None:
+    source = build("images", tmp_path)
+    images = sorted(path for path in source.folder.rglob("*") if path.is_file())
+    for image in (images[1], images[3], images[-1]):
+        image.write_bytes(image.read_bytes()[:-3])
+    found = verify(str(source.folder))
+    assert sorted(problem.path for problem in found.problems) == sorted(map(str, (images[1], images[3], images[-1])))
+
+
+def test_data_beyond_the_limit_is_checked_by_its_headers_only(tmp_path: Path) -> None:
+    source = build("recordio-snappy", tmp_path)
+    flipped, cut = (source.folder / f"data-{number}.recordio" for number in (0, 2))
+    data = bytearray(flipped.read_bytes())
+    data[40] ^= 1
+    flipped.write_bytes(data)
+    cut.write_bytes(cut.read_bytes()[:-1])
+    found = examine(open_reader(str(source.folder)), limit_bytes=len(data))
+    assert not found.complete
+    assert [Path(problem.path).name for problem in found.problems] == ["data-2.recordio"]
+    found = examine(open_reader(str(source.folder)), limit_bytes=1 << 20)
+    assert found.complete
+    assert {Path(problem.path).name for problem in found.problems} == {"data-0.recordio", "data-2.recordio"}
 
 
 def test_a_missing_path_is_the_users_mistake_and_names_the_flag(tmp_path: Path) -> None:
