@@ -71,7 +71,7 @@ def _list(args: argparse.Namespace, state_dir: Path) -> int:
     jobs = all_jobs(state_dir)
     statuses = asyncio.run(_statuses(jobs))
     if args.json:
-        print(json.dumps([_as_json(job, statuses[job.name]) for job in jobs], indent=1))
+        print(json.dumps([_as_json(job, statuses[job.name]) for job in jobs], indent=1, allow_nan=False))
         return 0
     if not jobs:
         print(f"There are no jobs in {state_dir}.")
@@ -153,7 +153,7 @@ def _status(args: argparse.Namespace, state_dir: Path) -> int:
         job = look(job.paths)
     status = asyncio.run(_last_status(job, _ANSWER_SECONDS))
     if args.json:
-        print(json.dumps(_as_json(job, status), indent=None if args.watch else 1))
+        print(json.dumps(_as_json(job, status), indent=None if args.watch else 1, allow_nan=False))
         return 0
     from elasticdl.cli import summary
     from elasticdl.cli.screen import make_console

@@ -76,29 +76,28 @@ def _writable(flag: str, given: str, path: Path) -> list[Problem]:
     return []
 
 
-def find_checkpoint(spec: JobSpec) -> tuple[Path | None, list[Problem]]:
-    """The checkpoint to start from: the folder given, or the newest one in it."""
+def find_checkpoint(spec: JobSpec) -> tuple[Path | None, list[Problem], list[str]]:
+    """The checkpoint to start from: the folder given, or the newest good one in it; and what to tell about it."""
     if not spec.checkpoint_dir_for_init:
-        return None, []
-    from elasticdl.ps.snapshot import MANIFEST, read_manifest
+        return None, [], []
+    from elasticdl.ps.snapshot import MANIFEST, read_manifest, verify
 
     given = Path(spec.checkpoint_dir_for_init).expanduser().absolute()
-    versions = [p for p in given.glob("version-*") if p.name[8:].isdigit() and (p / MANIFEST).exists()]
-    newest = max(versions, key=lambda p: int(p.name[8:]), default=given)
-    path = given if (given / MANIFEST).exists() else newest
-    flag = "--checkpoint_dir_for_init"
+    flag, value, notes = "--checkpoint_dir_for_init", spec.checkpoint_dir_for_init, []
     if not given.is_dir():
-        what = "there is no such directory"
-        return None, [Problem(flag, spec.checkpoint_dir_for_init, what, "Name the folder of a checkpoint.")]
-    try:
-        files = read_manifest(path)["files"]
-    except DataError as error:
-        return None, [Problem(flag, spec.checkpoint_dir_for_init, f"{error.path}: {error.what}", error.remedy)]
-    missing = [name for name in files.values() if not (path / name).is_file()]
-    if missing:
-        what = f"{path}: the checkpoint is not complete, {', '.join(missing)} is missing"
-        return None, [Problem(flag, spec.checkpoint_dir_for_init, what, "Name another checkpoint.")]
-    return path, []
+        return None, [Problem(flag, value, "there is no such directory", "Name the folder of a checkpoint.")], []
+    versions = [p for p in given.glob("version-*") if p.name[8:].isdigit() and (p / MANIFEST).exists()]
+    newest_first = sorted(versions, key=lambda p: int(p.name[8:]), reverse=True)
+    problems = []
+    for path in [given] if (given / MANIFEST).exists() or not versions else newest_first:
+        try:
+            verify(path, [f for part in read_manifest(path)["files"].values() for f in part])
+        except DataError as error:
+            problems.append(Problem(flag, value, f"{error.path}: {error.what}", error.remedy))
+            notes.append(f"{error.path}: {error.what}. The checkpoint before it is used.")
+        else:
+            return path, [], notes
+    return None, problems, []
 
 
 def check_data_of_checkpoint(spec: JobSpec, path: Path, datasets: dict[str, Any]) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,9 +85,12 @@ def status_json(status: pb.Status) -> dict[str, Any]:
         "epochs": status.epochs,
         "version": status.version,
         "version_total": status.version_total,
-        "loss": status.loss if status.has_loss else None,
-        "records_per_second": status.records_per_second,
-        "evaluations": [{"version": e.version, "metrics": dict(e.metrics)} for e in status.evaluations],
+        "loss": _finite(status.loss) if status.has_loss else None,
+        "records_per_second": _finite(status.records_per_second),
+        "evaluations": [
+            {"version": e.version, "metrics": {name: _finite(value) for name, value in e.metrics.items()}}
+            for e in status.evaluations
+        ],
         "epochs_done": [{"epoch": e.epoch, "records": e.records, "batches": e.batches} for e in status.epochs_done],
         "replicas": [
             {
@@ -111,6 +115,11 @@ def status_json(status: pb.Status) -> dict[str, Any]:
         "master_starts": status.master_starts,
         "audit": status.audit,
     }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if math.isfinite(value) else None
 
 
 def table_of(*columns: str) -> Table:

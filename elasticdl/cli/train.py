@@ -93,7 +93,8 @@ async def _prepare(spec: JobSpec, console: Console, held: contextlib.ExitStack) 
         held.callback(port.close)
     wrong, notes = preflight.check_output(spec)
     problems += [*wrong, *preflight.check_checkpoint_dir(spec)]
-    checkpoint, wrong = preflight.find_checkpoint(spec)
+    checkpoint, wrong, damaged = preflight.find_checkpoint(spec)
+    notes += damaged
     problems += wrong
     with _busy(console, "checking model and data") as doing:
         checked = await check(spec, lambda line: console.print(line, soft_wrap=True), doing)

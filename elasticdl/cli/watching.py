@@ -45,4 +45,4 @@ async def _print(client: MasterClient, as_json: bool) -> None:
             if not as_json:
                 print(line, flush=True)
             elif status is not None:
-                print(json.dumps(status_json(status)), flush=True)
+                print(json.dumps(status_json(status), allow_nan=False), flush=True)

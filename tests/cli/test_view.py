@@ -183,6 +183,14 @@ def test_the_status_for_programs_has_plain_numbers_and_zeros() -> None:
     assert found["replicas"][1]["short_name"] == "worker-1"
 
 
+def test_numbers_that_json_does_not_know_are_null_for_programs() -> None:
+    status = training(loss=float("nan"), records_per_second=float("inf"))
+    status.evaluations[0].metrics["auc"] = float("-inf")
+    found = json.loads(json.dumps(summary.status_json(status), allow_nan=False))
+    assert (found["loss"], found["records_per_second"]) == (None, None)
+    assert found["evaluations"][0]["metrics"] == {"accuracy": 0.2193, "auc": None}
+
+
 def test_a_result_of_another_version_is_no_error() -> None:
     assert summary.status_of({"status": {"version": "not a number"}}) == pb.Status()
     assert summary.status_of({"status": {"new_field": 1, "version": "5"}}).version == 5

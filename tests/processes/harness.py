@@ -19,7 +19,7 @@ import psutil
 from safetensors.numpy import load_file
 
 from elasticdl.data.recordio import RecordIOWriter
-from elasticdl.job.names import ENV_REPLICA, JobPaths, parse_replica_name
+from elasticdl.job.names import ENV_REPLICA, JobPaths
 from elasticdl.wire import auth
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import ControlStub
@@ -52,6 +52,7 @@ class RunningJob:
     output: Path
     deadline_seconds: float = DEADLINE_SECONDS
     kills: list[str] = field(default_factory=list)
+    _signalled: set[int] = field(default_factory=set)
 
     def end(self) -> None:
         """See that nothing of the job is left, whatever became of it."""
@@ -110,15 +111,23 @@ class RunningJob:
 
     # Killing.
 
-    def kill(self, name: str, signum: int = signal.SIGKILL) -> None:
+    def kill(self, name: str, signum: int = signal.SIGKILL) -> bool:
+        """Whether there was a process of this name to send the signal to, and not one that had got it already."""
         process = self.replicas().get(name)
-        if process is not None:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(signum)
-                self.kills.append(name)
+        if process is None or process.pid in self._signalled:
+            return False
+        try:
+            process.send_signal(signum)
+        except psutil.NoSuchProcess:
+            return False
+        self._signalled.add(process.pid)
+        self.kills.append(name)
+        return True
 
-    def workers(self) -> list[str]:
-        return sorted(n for n in self.replicas() if parse_replica_name(n)[1] == "worker")
+    def kill_training_worker(self, status: pb.Status, choose: Callable[[list[str]], str] = min) -> bool:
+        """Kill a worker that holds a lease, so that it hits training and not an import."""
+        training = [r.name for r in status.replicas if r.role == "worker" and r.leases and r.name not in self.kills]
+        return bool(training) and self.kill(choose(training))
 
 
 def start(tmp: Path, job: str, *flags: str, env: dict[str, str] | None = None) -> RunningJob:

@@ -19,7 +19,8 @@ from pathlib import Path
 from random import Random
 
 from elasticdl import __version__
-from tests.processes.harness import JobEnded, RunningJob, audit_witness, end_all, start_witness
+from elasticdl.wire import control_pb2 as pb
+from tests.processes.harness import RunningJob, audit_witness, end_all, start_witness
 
 RECORDS, EPOCHS = 8000, 2  # some ten seconds of training, so that there is something to kill
 
@@ -43,16 +44,8 @@ def kill_run(tmp: Path, seed: int, worker_kills: int, master_kills: int) -> Repo
     job_name = f"kills-{seed}"
     began = time.monotonic()
     job = start_witness(tmp, job_name, records=RECORDS, epochs=EPOCHS, servers=servers, workers=workers)
-    moments = [("worker", random.uniform(0.02, 0.85)) for _ in range(worker_kills)]
-    moments += [("master", random.uniform(0.05, 0.85)) for _ in range(master_kills)]
-    for role, moment in sorted(moments, key=lambda m: m[1]):
-        threshold = int(moment * RECORDS * EPOCHS)
-        try:
-            job.wait_until(lambda s, t=threshold: s.records_done >= t)  # type: ignore[misc]
-            victim = f"elasticdl-{job_name}-master" if role == "master" else random.choice(_training(job))
-        except JobEnded:
-            break  # a fast machine: the job was over before its last kill
-        job.kill(victim)
+    for role, records in schedule(random, worker_kills, master_kills):
+        deliver(job, role, records, random)
     code, result = job.finish()
     assert code == 0 and result["outcome"] == "succeeded", f"{result}\n{job.story()}"
     status = result["status"]
@@ -60,7 +53,7 @@ def kill_run(tmp: Path, seed: int, worker_kills: int, master_kills: int) -> Repo
     masters = [name for name in job.kills if name.endswith("-master")]
     workers = len(job.kills) - len(masters)
     assert int(status["master_starts"]) == 1 + len(masters)
-    assert int(status.get("losses", 0)) >= workers - 1, "killed workers were not missed"  # the last one may not be
+    assert int(status.get("losses", 0)) == workers, "killed workers were not missed"
     assert int(status["records_done"]) == RECORDS * EPOCHS
     assert [int(e["records"]) for e in status["epochs_done"]] == [RECORDS] * EPOCHS
     audit_witness(tmp / f"{job_name}-model", RECORDS, EPOCHS, servers)
@@ -71,10 +64,25 @@ def kill_run(tmp: Path, seed: int, worker_kills: int, master_kills: int) -> Repo
     )  # fmt: skip
 
 
-def _training(job: RunningJob) -> list[str]:
-    """Workers that hold a lease now, so that a kill hits training and not an import."""
-    status = job.wait_until(lambda s: any(r.role == "worker" and r.leases for r in s.replicas))
-    return [r.name for r in status.replicas if r.role == "worker" and r.leases]
+def schedule(random: Random, worker_kills: int, master_kills: int) -> list[tuple[str, int]]:
+    """Who is killed after how many records: at random, one in each of equal parts of the job's first 60 %."""
+    roles = ["worker"] * worker_kills + ["master"] * master_kills
+    random.shuffle(roles)
+    part = 0.6 * RECORDS * EPOCHS / len(roles)
+    return [(role, int((place + random.random()) * part)) for place, role in enumerate(roles)]
+
+
+def deliver(job: RunningJob, role: str, records: int, random: Random) -> None:
+    """Kill one replica once so many records are trained; one that is dead already does not count."""
+
+    def killed(status: pb.Status) -> bool:
+        if status.records_done < records:
+            return False
+        if role == "master":
+            return job.kill(f"elasticdl-{job.paths.job_name}-master")
+        return job.kill_training_worker(status, random.choice)
+
+    job.wait_until(killed)
 
 
 def main() -> int:

@@ -59,29 +59,31 @@ def _check(job: RunningJob, accuracy: float) -> None:
     assert reached >= accuracy, f"accuracy {reached}"
 
 
-def _kill_every_few_seconds(job: RunningJob, over: threading.Event, seconds: float) -> None:
-    """Kill a worker that trains, but on a slow machine not before the job moved since the last time."""
-    steps = 0
-    while not over.wait(seconds):
-        status = next(job.statuses(), None)
-        training = [r.name for r in status.replicas if r.role == "worker" and r.leases] if status else []
-        if status and training and status.version >= steps + 20:
-            steps = status.version
-            job.kill(training[0])
+def _check_while_killing(job: RunningJob, accuracy: float, every_seconds: float) -> None:
+    """Kill a worker that trains every few seconds, but on a slow machine not before the job moved since the last."""
+    over = threading.Event()
+
+    def kill() -> None:
+        steps = 0
+        while not over.wait(every_seconds):
+            status = next(job.statuses(), None)
+            if status and status.version >= steps + 20 and job.kill_training_worker(status):
+                steps = status.version
+
+    job.wait_until(lambda s: s.version > 0)
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        _check(job, accuracy)
+    finally:
+        over.set()
+        killer.join()
 
 
 def test_mnist_reaches_its_accuracy_while_a_worker_is_killed_every_few_seconds(tmp_path: Path, mnist: Path) -> None:
     flags = ("--max_step=250", "--evaluation_steps=125") if _real(mnist) else ("--num_epochs=15",)
     job = _train_mnist(tmp_path, mnist, "killed", 2, *flags)
-    over = threading.Event()
-    killer = threading.Thread(target=_kill_every_few_seconds, args=(job, over, 6.0))
-    job.wait_until(lambda s: s.version > 0)
-    killer.start()
-    try:
-        _check(job, 0.93 if _real(mnist) else 0.88)
-    finally:
-        over.set()
-        killer.join()
+    _check_while_killing(job, 0.93 if _real(mnist) else 0.88, every_seconds=6.0)
     assert job.kills, "nobody was killed"
 
 
@@ -103,15 +105,7 @@ def test_mnist_reaches_the_accuracy_of_two_epochs_with_a_worker_killed_every_few
     epochs = 2 if _real(mnist) else 15
     job = _train_mnist(tmp_path, mnist, "whole", 2, f"--num_epochs={epochs}", "--evaluation_steps=500")
     job.deadline_seconds = 1200
-    over = threading.Event()
-    killer = threading.Thread(target=_kill_every_few_seconds, args=(job, over, 12.0))
-    job.wait_until(lambda s: s.version > 0)
-    killer.start()
-    try:
-        _check(job, 0.975 if _real(mnist) else 0.9)
-    finally:
-        over.set()
-        killer.join()
+    _check_while_killing(job, 0.975 if _real(mnist) else 0.9, every_seconds=12.0)
     assert len(job.kills) > 3
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from elasticdl.job.knob import TRAIN, Part, knob
-from elasticdl.job.values import Count, OptionalPositive, Seconds
+from elasticdl.job.values import Count, OptionalPositive
 
 ALLREDUCE = "elastic all-reduce"
 
@@ -39,7 +39,4 @@ class AllreducePart(Part):
         "Whether a step's batch stays the same when workers come and go, or follows their number.",
         commands=TRAIN,
         later=ALLREDUCE,
-    )
-    master_grace_seconds: Seconds = knob(
-        60.0, "How long workers and servers go on without hearing from the master.", commands=TRAIN
     )

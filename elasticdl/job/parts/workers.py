@@ -26,6 +26,9 @@ class WorkersPart(Part):
     reconnect_seconds: Seconds = knob(
         30.0, "How long the master waits for a replica whose connection broke before it replaces it."
     )
+    master_grace_seconds: Seconds = knob(
+        60.0, "How long workers and servers go on without hearing from the master.", commands=TRAIN
+    )
     critical_worker_index: CriticalWorkers = knob(
         "default",
         "Workers whose loss ends the job, as index:relaunches; none, or default (none but an Estimator's chief).",
