@@ -156,6 +156,9 @@ def _notes(spec: JobSpec, runtime: str) -> list[str]:
             notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: this job has no {role}")
         elif knob.local is not None and runtime == "local":
             notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: {knob.local}")
+        elif runtime == "local" and isinstance(value, ResourceSpec) and value.extended:
+            others = ", ".join(name for name, _ in value.extended)
+            notes.append(f"{knob.flag}: {others} changes nothing: on this machine only cpu and memory are limited")
     for volume in spec.volume if runtime == "kubernetes" else ():
         if volume.host_path is not None and not volume.host_path.startswith("/"):
             notes.append(f"--volume={volume}: host_path is not absolute, which Kubernetes will refuse")

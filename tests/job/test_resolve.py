@@ -163,3 +163,10 @@ def test_a_check_is_left_out_when_one_of_its_knobs_was_refused_already() -> None
     spec = JobSpec.model_validate({**MODEL, "evaluation_steps": 5})
     assert resolve(spec).problems
     assert resolve(spec, refused={"validation_data"}).problems == ()
+
+
+def test_resources_that_no_process_here_is_held_to_are_named() -> None:
+    limit = "cpu=1,memory=1Gi,gpu=1,disk=1Gi"
+    [note] = resolved(worker_resource_limit=limit).notes
+    assert note.startswith("--worker_resource_limit: ephemeral-storage, nvidia.com/gpu changes nothing")
+    assert not resolved(worker_resource_limit="cpu=1,memory=1Gi").notes
