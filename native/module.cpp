@@ -14,6 +14,10 @@
 #include "store.h"
 
 namespace elasticdl {
+
+void bind_optimizer(nb::module_& m);  // optimizer_module.cpp
+void bind_split(nb::module_& m);      // split_module.cpp
+
 namespace {
 
 using Ids = Array<const int64_t>;
@@ -135,20 +139,6 @@ void import_rows(RowStore& store, nb::handle ids_object, nb::handle rows_object)
   bulk(store, [&] { store.import_rows(ids.data(), rows.data(), ids.rows()); });
 }
 
-void update_dense(nb::handle weights_object, nb::handle slots_object, nb::handle grads_object,
-                  const Optimizer& optimizer, double learning_rate, int64_t step) {
-  const Out weights("weights", weights_object, {kAnyLength});
-  const int64_t n = static_cast<int64_t>(weights.rows());
-  const Out slots("slots", slots_object, {n * optimizer.slots});
-  const Floats grads("grads", grads_object, {n});
-  const Step numbers = optimizer.at(learning_rate, step);
-  nb::gil_scoped_release released;
-  float* first = slots.data();
-  float* second = optimizer.slots > 1 ? first + n : first;
-  passes().dense[static_cast<int>(optimizer.rule)](weights.data(), first, second, grads.data(), weights.rows(),
-                                                   numbers);
-}
-
 auto initial_rows(nb::handle ids_object, size_t dim, const std::string& initializer, double a, double b,
                   uint64_t seed) {
   check_dim(dim);
@@ -166,13 +156,9 @@ auto initial_rows(nb::handle ids_object, size_t dim, const std::string& initiali
 
 NB_MODULE(_native, m) {
   m.doc() = "The native row store of the parameter server";
+  bind_split(m);
 
-  nb::class_<Optimizer>(m, "Optimizer", "The rule that moves weights, with its constants")
-      .def(nb::init<const std::string&, const std::string&, double, bool, double, double, double, double>(),
-           nb::arg("kind"), nb::arg("flavour"), nb::arg("momentum"), nb::arg("nesterov"),
-           nb::arg("initial_accumulator"), nb::arg("beta_1"), nb::arg("beta_2"), nb::arg("epsilon"))
-      .def_ro("slots", &Optimizer::slots, "How many floats of state each weight carries")
-      .def_ro("slot_start", &Optimizer::slot_start, "What each of them holds at the beginning");
+  bind_optimizer(m);
 
   nb::class_<RowStore>(m, "RowStore",
                        "Embedding rows by 64-bit id, with their optimizer's slots. One thread owns a store.")
@@ -198,8 +184,7 @@ NB_MODULE(_native, m) {
           "unmark", [](RowStore& store, uint32_t view) { bulk(store, [&] { store.unmark(view); }); }, nb::arg("view"),
           "Give a marked view up as if it had not been made: what it took counts as changed again")
       .def(
-          "changed",
-          [](RowStore& store, uint32_t view) { return bulk(store, [&] { return store.changed(view); }); },
+          "changed", [](RowStore& store, uint32_t view) { return bulk(store, [&] { return store.changed(view); }); },
           nb::arg("view"), "How many rows of a marked view had changed")
       .def("removed", &removed, nb::arg("view"), "The ids removed between a mark and the one before it")
       .def("export_changed", &export_changed, nb::arg("view"), nb::arg("start"), nb::arg("limit"),
@@ -213,8 +198,6 @@ NB_MODULE(_native, m) {
       .def("import_rows", &import_rows, nb::arg("ids"), nb::arg("rows"),
            "Insert or overwrite rows (weights, then slots)");
 
-  m.def("update_dense", &update_dense, nb::arg("weights"), nb::arg("slots"), nb::arg("grads"), nb::arg("optimizer"),
-        nb::arg("learning_rate"), nb::arg("step"), "One optimizer step on a dense tensor; slots one after the other");
   m.def("initial_rows", &initial_rows, nb::arg("ids"), nb::arg("dim"), nb::arg("initializer"), nb::arg("a"),
         nb::arg("b"), nb::arg("seed"), "What rows are born as");
   m.def("isa", [] { return passes().name; }, "The instruction set in use");

@@ -30,12 +30,13 @@ struct Passes {
   size_t (*merge)(uint32_t* slots, const float* gradients, size_t n, size_t dim, const MergeScratch& scratch);
 
   // One optimizer step on each row. Gradient i is sources[i], or row i of `gradients` when sources is null.
-  void (*apply[kRules])(const RowsHead& rows, const uint32_t* slots, const float* gradients,
-                        const float* const* sources, size_t n, const Step& step);
+  using Apply = void (*)(const RowsHead& rows, const uint32_t* slots, const float* gradients,
+                         const float* const* sources, size_t n, const Step& step);
+  Apply apply[kRules][2];  // by rule and Step::prepared
 
-  // One optimizer step on a dense tensor whose slots are tensors of their own.
-  void (*dense[kRules])(float* weights, float* slot_0, float* slot_1, const float* gradients, size_t n,
-                        const Step& step);
+  // One optimizer step on a dense tensor whose slots are tensors of their own, one after the other.
+  using Dense = void (*)(float* weights, float* slots, const float* gradients, size_t n, const Step& step);
+  Dense dense[kRules][2];
 };
 
 // Null where this build or this processor lacks the instruction set.

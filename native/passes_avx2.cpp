@@ -21,6 +21,8 @@ struct Lanes {
   static V load_part(const float* p, size_t count) { return _mm256_maskload_ps(p, first(count)); }
   static void store_part(float* p, V v, size_t count) { _mm256_maskstore_ps(p, first(count), v); }
   static V root(V v) { return _mm256_sqrt_ps(v); }
+  static V larger(V a, V b) { return _mm256_max_ps(a, b); }
+  static V smaller(V a, V b) { return _mm256_min_ps(a, b); }
   static uint32_t equal_keys(const Bucket& bucket, int64_t id) {
     const __m256i four = _mm256_load_si256(reinterpret_cast<const __m256i*>(bucket.keys));
     const __m256i equal = _mm256_cmpeq_epi64(four, _mm256_set1_epi64x(id));

@@ -17,8 +17,10 @@ struct Lanes {
   static __mmask16 first(size_t count) { return static_cast<__mmask16>((1u << count) - 1); }
   static V load_part(const float* p, size_t count) { return _mm512_maskz_loadu_ps(first(count), p); }
   static void store_part(float* p, V v, size_t count) { _mm512_mask_storeu_ps(p, first(count), v); }
-  // The masked form: GCC 12 warns about the plain one in its own header.
+  // The masked forms: GCC 12 warns about the plain ones in its own header.
   static V root(V v) { return _mm512_maskz_sqrt_ps(0xffff, v); }
+  static V larger(V a, V b) { return _mm512_maskz_max_ps(0xffff, a, b); }
+  static V smaller(V a, V b) { return _mm512_maskz_min_ps(0xffff, a, b); }
   static uint32_t equal_keys(const Bucket& bucket, int64_t id) {
     return _mm512_cmpeq_epi64_mask(_mm512_load_si512(&bucket), _mm512_set1_epi64(id));
   }

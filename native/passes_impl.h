@@ -124,87 +124,156 @@ size_t merge(uint32_t* slots, const float* gradients, size_t n, size_t dim, cons
   return distinct;
 }
 
-constexpr int slots_of(Rule rule) {
-  return rule == Rule::sgd ? 0 : (rule == Rule::keras_adam || rule == Rule::torch_adam ? 2 : 1);
+// For exponents other than 1/2, which nobody's default needs: one lane after the other.
+inline V power(V v, float exponent) {
+  float lanes[Lanes::width];
+  Lanes::store(lanes, v);
+  for (size_t i = 0; i < Lanes::width; ++i) lanes[i] = __builtin_powf(lanes[i], exponent);
+  return Lanes::load(lanes);
 }
 
 // One rule with its numbers spread over the lanes. The order of operations is that of the library named.
-template <Rule R>
+// Prepared: weight decay or a turned sign come first, for any rule.
+template <Rule R, bool Prepared>
 struct Mover {
+  static constexpr int kSlots = slots_of(R);
+  static constexpr bool kKerasRms = R >= Rule::keras_rmsprop && R <= Rule::keras_rmsprop_centered_momentum;
+  static constexpr bool kTorchRms = R >= Rule::torch_rmsprop && R <= Rule::torch_rmsprop_centered_momentum;
+  static constexpr bool kRmsMomentum = R == Rule::keras_rmsprop_momentum || R == Rule::torch_rmsprop_momentum ||
+                                       R == Rule::keras_rmsprop_centered_momentum ||
+                                       R == Rule::torch_rmsprop_centered_momentum;
+  static constexpr bool kRmsCentered = (kKerasRms || kTorchRms) && kSlots - kRmsMomentum == 2;
+
   explicit Mover(const Step& s)
       : rate(Lanes::spread(s.rate)),
         momentum(Lanes::spread(s.momentum)),
+        fresh(Lanes::spread(s.fresh)),
         epsilon(Lanes::spread(s.epsilon)),
         one_minus_beta_1(Lanes::spread(s.one_minus_beta_1)),
         beta_2(Lanes::spread(s.beta_2)),
         one_minus_beta_2(Lanes::spread(s.one_minus_beta_2)),
-        root_correction_2(Lanes::spread(s.root_correction_2)) {}
+        root_correction_2(Lanes::spread(s.root_correction_2)),
+        l1(Lanes::spread(s.l1)),
+        minus_l1(Lanes::spread(-s.l1)),
+        twice_l2(Lanes::spread(s.twice_l2)),
+        twice_shrinkage(Lanes::spread(s.twice_shrinkage)),
+        sign(Lanes::spread(s.sign)),
+        into_gradient(Lanes::spread(s.into_gradient)),
+        keep(Lanes::spread(s.keep)),
+        exponent(s.power) {}
 
-  void move(V& w, V& s0, V& s1, V g) const {
-    (void)s0, (void)s1;
+  void move(V& w, V* s, V g) const {
+    (void)s;
+    if constexpr (Prepared) {
+      g = g * sign + w * into_gradient;
+      w = w * keep;
+    }
     if constexpr (R == Rule::sgd) {
       w = w - g * rate;
     } else if constexpr (R == Rule::keras_momentum) {
-      s0 = s0 * momentum - g * rate;
-      w = w + s0;
+      s[0] = s[0] * momentum - g * rate;
+      w = w + s[0];
     } else if constexpr (R == Rule::keras_nesterov) {
-      s0 = s0 * momentum - g * rate;
-      w = w + (s0 * momentum - g * rate);
+      s[0] = s[0] * momentum - g * rate;
+      w = w + (s[0] * momentum - g * rate);
     } else if constexpr (R == Rule::torch_momentum) {
-      s0 = s0 * momentum + g;
-      w = w - s0 * rate;
+      s[0] = s[0] * momentum + g * fresh;
+      w = w - s[0] * rate;
     } else if constexpr (R == Rule::torch_nesterov) {
-      s0 = s0 * momentum + g;
-      w = w - (g + s0 * momentum) * rate;
+      s[0] = s[0] * momentum + g * fresh;
+      w = w - (g + s[0] * momentum) * rate;
     } else if constexpr (R == Rule::keras_adagrad) {
-      s0 = s0 + g * g;
-      w = w - g * rate / Lanes::root(s0 + epsilon);
+      s[0] = s[0] + g * g;
+      w = w - g * rate / Lanes::root(s[0] + epsilon);
     } else if constexpr (R == Rule::torch_adagrad) {
-      s0 = s0 + g * g;
-      w = w - g * rate / (Lanes::root(s0) + epsilon);
-    } else if constexpr (R == Rule::keras_adam) {
-      s0 = s0 + (g - s0) * one_minus_beta_1;
-      s1 = s1 + (g * g - s1) * one_minus_beta_2;
-      w = w - s0 * rate / (Lanes::root(s1) + epsilon);
+      s[0] = s[0] + g * g;
+      w = w - g * rate / (Lanes::root(s[0]) + epsilon);
+    } else if constexpr (R == Rule::keras_adam || R == Rule::keras_amsgrad) {
+      s[0] = s[0] + (g - s[0]) * one_minus_beta_1;
+      s[1] = s[1] + (g * g - s[1]) * one_minus_beta_2;
+      V second = s[1];
+      if constexpr (R == Rule::keras_amsgrad) second = s[2] = Lanes::larger(s[2], s[1]);
+      w = w - s[0] * rate / (Lanes::root(second) + epsilon);
+    } else if constexpr (R == Rule::torch_adam || R == Rule::torch_amsgrad) {
+      s[0] = s[0] + (g - s[0]) * one_minus_beta_1;
+      s[1] = s[1] * beta_2 + g * g * one_minus_beta_2;
+      V second = s[1];
+      if constexpr (R == Rule::torch_amsgrad) second = s[2] = Lanes::larger(s[2], s[1]);
+      w = w - s[0] * rate / (Lanes::root(second) / root_correction_2 + epsilon);
+    } else if constexpr (kKerasRms || kTorchRms) {
+      move_rms(w, s, g);
     } else {
-      s0 = s0 + (g - s0) * one_minus_beta_1;
-      s1 = s1 * beta_2 + g * g * one_minus_beta_2;
-      w = w - s0 * rate / (Lanes::root(s1) / root_correction_2 + epsilon);
+      move_ftrl(w, s, g);
     }
   }
 
-  void span(float* w, float* s0, float* s1, const float* g, size_t n) const {
-    constexpr int kSlots = slots_of(R);
-    V none = Lanes::spread(0.0f);
+  // Slots: mean square, then momentum, then mean, those that there are.
+  void move_rms(V& w, V* s, V g) const {
+    s[0] = s[0] * beta_2 + g * g * one_minus_beta_2;
+    V square = s[0];
+    if constexpr (kRmsCentered) {
+      V& mean = s[kSlots - 1];
+      mean = kKerasRms ? mean * beta_2 + g * one_minus_beta_2 : mean + (g - mean) * one_minus_beta_2;
+      // Never below 0, where rounding would give the libraries a NaN.
+      square = Lanes::larger(square - mean * mean, Lanes::spread(0.0f));
+    }
+    if constexpr (kKerasRms) {
+      const V increment = g * rate / Lanes::root(square + epsilon);
+      if constexpr (kRmsMomentum) s[1] = s[1] * momentum + increment;
+      w = w - (kRmsMomentum ? s[kRmsMomentum] : increment);
+    } else if constexpr (kRmsMomentum) {
+      s[1] = s[1] * momentum + g / (Lanes::root(square) + epsilon);
+      w = w - s[1] * rate;
+    } else {
+      w = w - g * rate / (Lanes::root(square) + epsilon);
+    }
+  }
+
+  // Slots: accumulator, linear.
+  void move_ftrl(V& w, V* s, V g) const {
+    const V sum = s[0] + g * g;
+    const V before = raised(s[0]), after = raised(sum);
+    s[1] = s[1] + ((g + w * twice_shrinkage) - (after - before) / rate * w);
+    s[0] = sum;
+    const V clipped = Lanes::smaller(Lanes::larger(s[1], minus_l1), l1);
+    w = (clipped - s[1]) / (after / rate + twice_l2);
+  }
+
+  V raised(V v) const {
+    if constexpr (R == Rule::ftrl_any_power) return power(v, exponent);
+    return Lanes::root(v);
+  }
+
+  // Slot k starts at s + k * stride.
+  void span(float* w, float* s, size_t stride, const float* g, size_t n) const {
+    V state[kSlots != 0 ? kSlots : 1] = {};
     size_t i = 0;
     for (; i + Lanes::width <= n; i += Lanes::width) {
-      V weight = Lanes::load(w + i), a = none, b = none;
-      if constexpr (kSlots > 0) a = Lanes::load(s0 + i);
-      if constexpr (kSlots > 1) b = Lanes::load(s1 + i);
-      move(weight, a, b, Lanes::load(g + i));
+      V weight = Lanes::load(w + i);
+      for (int k = 0; k < kSlots; ++k) state[k] = Lanes::load(s + k * stride + i);
+      move(weight, state, Lanes::load(g + i));
       Lanes::store(w + i, weight);
-      if constexpr (kSlots > 0) Lanes::store(s0 + i, a);
-      if constexpr (kSlots > 1) Lanes::store(s1 + i, b);
+      for (int k = 0; k < kSlots; ++k) Lanes::store(s + k * stride + i, state[k]);
     }
     if (i < n) {
       const size_t rest = n - i;
-      V weight = Lanes::load_part(w + i, rest), a = none, b = none;
-      if constexpr (kSlots > 0) a = Lanes::load_part(s0 + i, rest);
-      if constexpr (kSlots > 1) b = Lanes::load_part(s1 + i, rest);
-      move(weight, a, b, Lanes::load_part(g + i, rest));
+      V weight = Lanes::load_part(w + i, rest);
+      for (int k = 0; k < kSlots; ++k) state[k] = Lanes::load_part(s + k * stride + i, rest);
+      move(weight, state, Lanes::load_part(g + i, rest));
       Lanes::store_part(w + i, weight, rest);
-      if constexpr (kSlots > 0) Lanes::store_part(s0 + i, a, rest);
-      if constexpr (kSlots > 1) Lanes::store_part(s1 + i, b, rest);
+      for (int k = 0; k < kSlots; ++k) Lanes::store_part(s + k * stride + i, state[k], rest);
     }
   }
 
-  V rate, momentum, epsilon, one_minus_beta_1, beta_2, one_minus_beta_2, root_correction_2;
+  V rate, momentum, fresh, epsilon, one_minus_beta_1, beta_2, one_minus_beta_2, root_correction_2;
+  V l1, minus_l1, twice_l2, twice_shrinkage, sign, into_gradient, keep;
+  float exponent;
 };
 
-template <Rule R, size_t Dim>
+template <Rule R, bool Prepared, size_t Dim>
 void apply_rows(const RowsHead& rows, const uint32_t* slots, const float* gradients, const float* const* sources,
                 size_t n, const Step& step) {
-  const Mover<R> mover(step);
+  const Mover<R, Prepared> mover(step);
   const size_t dim = Dim != 0 ? Dim : rows.dim;
   const size_t lines = lines_of(dim * (1 + slots_of(R)) * sizeof(float));
   const size_t lead = n < kRowsAhead ? n : kRowsAhead;
@@ -212,43 +281,38 @@ void apply_rows(const RowsHead& rows, const uint32_t* slots, const float* gradie
   for (size_t i = 0; i < n; ++i) {
     if (i + kRowsAhead < n) prefetch_row(rows, slots[i + kRowsAhead], lines);
     float* row = reinterpret_cast<float*>(row_address(rows, slots[i]));
+    mover.span(row, row + dim, dim, sources != nullptr ? sources[i] : gradients + i * dim, dim);
     rows.changed[slots[i] >> 6] |= uint64_t{1} << (slots[i] & 63);
-    mover.span(row, row + dim, row + 2 * dim, sources != nullptr ? sources[i] : gradients + i * dim, dim);
   }
 }
 
-template <Rule R>
+template <Rule R, bool Prepared>
 void apply(const RowsHead& rows, const uint32_t* slots, const float* gradients, const float* const* sources, size_t n,
            const Step& step) {
   switch (rows.dim) {
     case 8:
-      return apply_rows<R, 8>(rows, slots, gradients, sources, n, step);
+      return apply_rows<R, Prepared, 8>(rows, slots, gradients, sources, n, step);
     case 16:
-      return apply_rows<R, 16>(rows, slots, gradients, sources, n, step);
+      return apply_rows<R, Prepared, 16>(rows, slots, gradients, sources, n, step);
     case 32:
-      return apply_rows<R, 32>(rows, slots, gradients, sources, n, step);
+      return apply_rows<R, Prepared, 32>(rows, slots, gradients, sources, n, step);
     default:
-      return apply_rows<R, 0>(rows, slots, gradients, sources, n, step);
+      return apply_rows<R, Prepared, 0>(rows, slots, gradients, sources, n, step);
   }
 }
 
-template <Rule R>
-void dense(float* weights, float* slot_0, float* slot_1, const float* gradients, size_t n, const Step& step) {
-  Mover<R>(step).span(weights, slot_0, slot_1, gradients, n);
+template <Rule R, bool Prepared>
+void dense(float* weights, float* slots, const float* gradients, size_t n, const Step& step) {
+  Mover<R, Prepared>(step).span(weights, slots, n, gradients, n);
 }
 
+#define ELASTICDL_APPLY(name) {apply<Rule::name, false>, apply<Rule::name, true>},
+#define ELASTICDL_DENSE(name) {dense<Rule::name, false>, dense<Rule::name, true>},
 const Passes kPasses = {
-    Lanes::name,
-    resolve,
-    gather,
-    merge,
-    {apply<Rule::sgd>, apply<Rule::keras_momentum>, apply<Rule::keras_nesterov>, apply<Rule::torch_momentum>,
-     apply<Rule::torch_nesterov>, apply<Rule::keras_adagrad>, apply<Rule::torch_adagrad>, apply<Rule::keras_adam>,
-     apply<Rule::torch_adam>},
-    {dense<Rule::sgd>, dense<Rule::keras_momentum>, dense<Rule::keras_nesterov>, dense<Rule::torch_momentum>,
-     dense<Rule::torch_nesterov>, dense<Rule::keras_adagrad>, dense<Rule::torch_adagrad>, dense<Rule::keras_adam>,
-     dense<Rule::torch_adam>},
+    Lanes::name, resolve, gather, merge, {ELASTICDL_EACH_RULE(ELASTICDL_APPLY)}, {ELASTICDL_EACH_RULE(ELASTICDL_DENSE)},
 };
+#undef ELASTICDL_APPLY
+#undef ELASTICDL_DENSE
 
 }  // namespace
 }  // namespace elasticdl

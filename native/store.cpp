@@ -41,7 +41,7 @@ uint32_t RowStore::slot_or_birth(int64_t id) {
   float* row = rows_.append(id);
   changes_.set(slot);
   initializer_.fill(id, dim(), row);
-  std::fill(row + dim(), row + width(), optimizer_.slot_start);
+  optimizer_.start(row + dim(), dim());
   return slot;
 }
 
@@ -91,7 +91,7 @@ void RowStore::apply(const uint32_t* slots, const float* gradients, const float*
   if (!views_.empty()) views_.protect(rows_.head(), slots, n);
   RowsHead rows = rows_.head();
   rows.changed = changes_.words();
-  passes().apply[static_cast<int>(optimizer_.rule)](rows, slots, gradients, sources, n, step);
+  passes().apply[static_cast<int>(step.rule)][step.prepared](rows, slots, gradients, sources, n, step);
 }
 
 void RowStore::push_unique(const int64_t* ids, const float* gradients, size_t n, double learning_rate, int64_t step) {

@@ -6,21 +6,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 class Optimizer:
-    """The rule that moves weights; arguments as in `elasticdl.job.parameters.OptimizerSpec`, less the learning rate."""
+    """The rule that moves weights; arguments are `elasticdl.job.parameters.OptimizerSpec.constants`."""
 
     slots: int  # floats of state per weight
-    slot_start: float  # what each of them holds at the beginning
+    slot_starts: tuple[float, ...]  # what each of them holds at the beginning
 
     def __init__(
         self,
         kind: str,
         flavour: str,
-        momentum: float,
-        nesterov: bool,
-        initial_accumulator: float,
-        beta_1: float,
-        beta_2: float,
-        epsilon: float,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        initial_accumulator: float = 0.0,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        dampening: float = 0.0,
+        amsgrad: bool = False,
+        rho: float = 0.9,
+        centered: bool = False,
+        weight_decay: float = 0.0,
+        decoupled: bool = False,
+        maximize: bool = False,
+        rate_decay: float = 0.0,
+        power: float = 0.5,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        l2_shrinkage: float = 0.0,
+        beta: float = 0.0,
     ) -> None: ...
 
 class RowStore:
@@ -92,6 +105,18 @@ def initial_rows(
     ids: NDArray[np.int64], dim: int, initializer: str, a: float, b: float, seed: int
 ) -> NDArray[np.float32]:
     """What rows[n, dim] are born as: a pure function of seed and id."""
+
+def split(ids: NDArray[np.int64], servers: int) -> tuple[NDArray[np.int64] | None, list[int]]:
+    """Positions of the ids grouped by server, in their order (None: they lie so already); the bounds of the groups."""
+
+def unique(ids: NDArray[np.int64], servers: int) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
+    """Distinct ids grouped by server, first come first; where each id went in them; the bounds of the groups."""
+
+def scatter_rows(order: NDArray[np.int64], part: NDArray[np.float32], whole: NDArray[np.float32]) -> None:
+    """whole[order] = part, for rows of any width."""
+
+def gather_rows(order: NDArray[np.int64], part: NDArray[np.float32], whole: NDArray[np.float32]) -> None:
+    """part[:] = whole[order], for rows of any width."""
 
 def isa() -> str:
     """The instruction set in use."""

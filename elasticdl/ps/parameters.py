@@ -24,10 +24,7 @@ def table_seed(job_seed: int, table: str) -> int:
 
 
 def native_optimizer(spec: OptimizerSpec) -> _native.Optimizer:
-    return _native.Optimizer(
-        spec.kind, spec.flavour, spec.momentum, spec.nesterov, spec.initial_accumulator,
-        spec.beta_1, spec.beta_2, spec.epsilon,
-    )  # fmt: skip
+    return _native.Optimizer(**spec.constants())
 
 
 def _store(table: TableSpec, spec: OptimizerSpec, seed: int) -> _native.RowStore:
@@ -47,7 +44,7 @@ class Parameters:
         self.state_index = gather_index(place(state, servers)[index])
         n = len(self.trainable_index)
         self.weights: Floats = np.zeros(n, np.float32)
-        self.slots: Floats = np.full(n * self.optimizer.slots, self.optimizer.slot_start, np.float32)
+        self.slots: Floats = np.repeat(np.array(spec.optimizer.slot_starts, np.float32), n)
         self.state: Floats = np.zeros(len(self.state_index), np.float32)
         self.table_optimizers = [t.optimizer or spec.optimizer for t in spec.tables]
         self.tables = [_store(t, o, seed) for t, o in zip(spec.tables, self.table_optimizers, strict=True)]

@@ -42,28 +42,67 @@ def initial_rows(ids: Ids, dim: int, init: InitializerSpec, seed: int) -> Floats
 
 def update(w: Floats, slots: list[Floats], g: Floats, spec: OptimizerSpec, rate: float, step: int) -> None:
     """One optimizer step in place: float32 throughout, in the order of operations of the library named."""
-    keras, lr, momentum, eps = spec.flavour == "keras", f32(rate), f32(spec.momentum), f32(spec.epsilon)
+    keras, momentum, eps = spec.flavour == "keras", f32(spec.momentum), f32(spec.epsilon)
+    rate /= 1 + (step - 1) * spec.rate_decay
+    lr = f32(rate)
+    g = -g if spec.maximize else g
+    if spec.weight_decay and spec.decoupled:
+        w *= f32(1 - rate * spec.weight_decay)
+    elif spec.weight_decay:
+        g = g + w * f32(spec.weight_decay)
     if spec.kind == "sgd" and not spec.momentum:
         w -= g * lr
     elif spec.kind == "sgd" and keras:
         slots[0][:] = slots[0] * momentum - g * lr
         w += slots[0] * momentum - g * lr if spec.nesterov else slots[0]
     elif spec.kind == "sgd":
-        slots[0][:] = slots[0] * momentum + g
+        slots[0][:] = slots[0] * momentum + g * f32(1 if step == 1 else 1 - spec.dampening)
         w -= (g + slots[0] * momentum if spec.nesterov else slots[0]) * lr
     elif spec.kind == "adagrad":
         slots[0] += g * g
         w -= g * lr / (np.sqrt(slots[0] + eps) if keras else np.sqrt(slots[0]) + eps)
+    elif spec.kind == "rmsprop":
+        _rmsprop(w, slots, g, spec, lr)
+    elif spec.kind == "ftrl" and rate == 0:
+        pass  # it divides by the rate
+    elif spec.kind == "ftrl":
+        total, power = slots[0] + g * g, f32(spec.power)
+        before, after = (np.sqrt(x) if spec.power == 0.5 else x**power for x in (slots[0], total))
+        slots[1] += g + w * f32(2 * spec.l2_shrinkage) - (after - before) / lr * w
+        slots[0][:] = total
+        twice_l2 = f32(2) * (f32(spec.l2) + f32(spec.beta) / (f32(2) * lr))
+        w[:] = (np.clip(slots[1], f32(-spec.l1), f32(spec.l1)) - slots[1]) / (after / lr + twice_l2)
     else:
         slots[0] += (g - slots[0]) * f32(1 - spec.beta_1)
         if keras:
             slots[1] += (g * g - slots[1]) * f32(1 - spec.beta_2)
-            left_1, left_2 = (f32(1) - f32(float(f32(beta)) ** step) for beta in (spec.beta_1, spec.beta_2))
-            w -= slots[0] * (lr * np.sqrt(left_2) / left_1) / (np.sqrt(slots[1]) + eps)
         else:
             slots[1][:] = slots[1] * f32(spec.beta_2) + g * g * f32(1 - spec.beta_2)
+        if spec.amsgrad:
+            slots[2][:] = np.maximum(slots[2], slots[1])
+        second = np.sqrt(slots[-1])
+        if keras:
+            left_1, left_2 = (f32(1) - f32(float(f32(beta)) ** step) for beta in (spec.beta_1, spec.beta_2))
+            w -= slots[0] * (lr * np.sqrt(left_2) / left_1) / (second + eps)
+        else:
             alpha, root = f32(rate / (1 - spec.beta_1**step)), f32(np.sqrt(1 - spec.beta_2**step))
-            w -= slots[0] * alpha / (np.sqrt(slots[1]) / root + eps)
+            w -= slots[0] * alpha / (second / root + eps)
+
+
+def _rmsprop(w: Floats, slots: list[Floats], g: Floats, spec: OptimizerSpec, lr: np.float32) -> None:
+    """Slots: the mean square, the momentum where there is one, the mean where it is centered."""
+    rho, rest, keras = f32(spec.rho), f32(1 - spec.rho), spec.flavour == "keras"
+    slots[0][:] = slots[0] * rho + g * g * rest
+    square = slots[0]
+    if spec.centered:
+        slots[-1][:] = slots[-1] * rho + g * rest if keras else slots[-1] + (g - slots[-1]) * rest
+        square = np.maximum(square - slots[-1] * slots[-1], f32(0))
+    root = np.sqrt(square + f32(spec.epsilon)) if keras else np.sqrt(square) + f32(spec.epsilon)
+    if spec.momentum > 0:
+        slots[1][:] = slots[1] * f32(spec.momentum) + (g * lr / root if keras else g / root)
+        w -= slots[1] if keras else slots[1] * lr
+    else:
+        w -= g * lr / root
 
 
 @dataclass
@@ -80,7 +119,8 @@ class Oracle:
     marks: dict[int, set[int]] = field(default_factory=dict)  # what had changed in those views
 
     def born(self, ids: Ids) -> Floats:
-        slots = np.full((len(ids), self.dim * self.optimizer.slots), self.optimizer.initial_accumulator, np.float32)
+        starts = np.repeat(np.array(self.optimizer.slot_starts, np.float32), self.dim)
+        slots = np.tile(starts, (len(ids), 1))
         return np.hstack([initial_rows(ids, self.dim, self.init, self.seed), slots])
 
     def pull(self, ids: Ids) -> Floats:

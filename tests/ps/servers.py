@@ -15,11 +15,13 @@ from elasticdl.job.parameters import OptimizerSpec, ParametersSpec, TableSpec, V
 from elasticdl.ps.client import Batch, Client
 from elasticdl.ps.parameters import table_seed
 from elasticdl.ps.service import Service
+from elasticdl.ps.snapshot import read_manifest
 from elasticdl.wire import control_pb2 as pb
 from tests.ps.oracle import Floats, Ids, Oracle, update
 
 TOKEN = "the secret of this job"
 SEED = 7
+TIMELINE = 1
 
 
 def model(optimizer: OptimizerSpec, tables: int = 2, large: bool = False) -> ParametersSpec:
@@ -39,8 +41,7 @@ class Numpy:
 
     def __init__(self, spec: ParametersSpec, weights: Floats, state: Floats, seed: int = SEED) -> None:
         self.spec, self.weights, self.state = spec, weights.copy(), state.copy()
-        start = spec.optimizer.initial_accumulator
-        self.slots = [np.full_like(weights, start) for _ in range(spec.optimizer.slots)]
+        self.slots = [np.full_like(weights, start) for start in spec.optimizer.slot_starts]
         self.tables = {
             t.name: Oracle(t.dim, spec.optimizer, t.initializer, table_seed(seed, t.name)) for t in spec.tables
         }
@@ -65,7 +66,7 @@ class Servers:
         self.said: queue.Queue[tuple[int, pb.FromReplica]] = queue.Queue()
         self.services = [
             Service(
-                i, count, seed, TOKEN, lambda m, i=i: self.said.put((i, m)), init_from=init_from,  # type: ignore[misc]
+                i, count, seed, TOKEN, lambda m, i=i: self.said.put((i, m)),  # type: ignore[misc]
                 unknown_seconds=unknown_seconds,
             )
             for i in range(count)
@@ -74,6 +75,18 @@ class Servers:
         self._threads = [threading.Thread(target=self._run, args=(s,), daemon=True) for s in self.services]
         for t in self._threads:
             t.start()
+        self.begin(init_from, TIMELINE)
+
+    def begin(self, directory: Path | None, timeline: int) -> dict[int, str]:
+        """A timeline begins, at a checkpoint or with nothing; what servers found wrong with it."""
+        restore = pb.Restore(timeline=timeline)
+        if directory is not None:
+            manifest = read_manifest(directory)
+            restore.directory, restore.version = str(directory), manifest["version"]
+            for shard, (next_batch, batches) in manifest["open"].items():
+                restore.open.add(shard=shard, next_batch=next_batch, batches=batches)
+        self.direct(restore=restore)
+        return {i: r.error for i, r in self.hear("restored").items() if r.error}
 
     def _run(self, service: Service) -> None:
         try:
@@ -105,7 +118,7 @@ class Servers:
         return heard
 
     def client(
-        self, spec: ParametersSpec, resend_seconds: float = 2.0, token: str = TOKEN, timeline: int = 0
+        self, spec: ParametersSpec, resend_seconds: float = 2.0, token: str = TOKEN, timeline: int = TIMELINE
     ) -> Client:
         return Client(self.addresses, token, spec, timeline, resend_seconds)
 

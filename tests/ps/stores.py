@@ -24,11 +24,34 @@ OPTIMIZERS = {
     "torch adagrad": spec("adagrad", "torch", epsilon=1e-10),
     "keras adam": spec("adam", "keras", epsilon=1e-7),
     "torch adam": spec("adam", "torch", epsilon=1e-8),
+    "keras adamw": spec("adam", "keras", epsilon=1e-7, weight_decay=0.004, decoupled=True),
+    "torch adamw": spec("adam", "torch", epsilon=1e-8, weight_decay=0.01, decoupled=True),
+    "keras amsgrad": spec("adam", "keras", epsilon=1e-7, amsgrad=True),
+    "torch amsgrad": spec("adam", "torch", epsilon=1e-8, amsgrad=True),
+    "keras rmsprop": spec("rmsprop", "keras"),
+    "keras rmsprop momentum": spec("rmsprop", "keras", momentum=0.9),
+    "keras rmsprop centered": spec("rmsprop", "keras", centered=True),
+    "keras rmsprop centered momentum": spec("rmsprop", "keras", centered=True, momentum=0.9),
+    "torch rmsprop": spec("rmsprop", "torch", rho=0.99, epsilon=1e-8),
+    "torch rmsprop momentum": spec("rmsprop", "torch", rho=0.99, epsilon=1e-8, momentum=0.9),
+    "torch rmsprop centered": spec("rmsprop", "torch", rho=0.99, epsilon=1e-8, centered=True),
+    "torch rmsprop centered momentum": spec("rmsprop", "torch", rho=0.99, epsilon=1e-8, centered=True, momentum=0.9),
+    "ftrl": spec("ftrl", "keras", initial_accumulator=0.1),
+    "ftrl regularized": spec("ftrl", "keras", initial_accumulator=0.1, l1=0.01, l2=0.02, l2_shrinkage=0.03, beta=0.5),
+    "torch dampening": spec("sgd", "torch", momentum=0.9, dampening=0.3),
+    "torch sgd decay": spec("sgd", "torch", weight_decay=0.01),
+    "torch nesterov decay": spec("sgd", "torch", momentum=0.9, nesterov=True, weight_decay=0.01),
+    "torch adagrad decays": spec("adagrad", "torch", epsilon=1e-10, weight_decay=0.01, rate_decay=0.1),
+    "torch adam decay": spec("adam", "torch", epsilon=1e-8, weight_decay=0.01),
+    "torch rmsprop decay": spec("rmsprop", "torch", rho=0.99, epsilon=1e-8, weight_decay=0.01),
+    "torch maximize": spec("adam", "torch", epsilon=1e-8, weight_decay=0.01, maximize=True),
+    "keras sgd decay": spec("sgd", "keras", momentum=0.9, weight_decay=0.01, decoupled=True),
+    "ftrl decay": spec("ftrl", "keras", initial_accumulator=0.1, weight_decay=0.01, decoupled=True),
 }
 
 
 def native_optimizer(spec: OptimizerSpec) -> _native.Optimizer:
-    return _native.Optimizer(**spec.model_dump(exclude={"learning_rate"}))
+    return _native.Optimizer(**spec.constants())
 
 
 def native_store(

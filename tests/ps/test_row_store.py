@@ -497,7 +497,7 @@ def test_a_wrong_table_setting_is_refused_by_name(changes: dict[str, Any], messa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "ftrl"}, "expected kind sgd, adagrad or adam, got 'ftrl'"),
+        ({"kind": "lion"}, "expected kind sgd, adagrad, adam, rmsprop or ftrl, got 'lion'"),
         ({"flavour": "jax"}, "expected flavour keras or torch, got 'jax'"),
         ({"momentum": -0.5}, "momentum must be from 0 to 1"),
         ({"kind": "adam", "beta_2": 1.0}, "beta_2 must be from 0 to below 1"),
@@ -507,7 +507,7 @@ def test_a_wrong_table_setting_is_refused_by_name(changes: dict[str, Any], messa
 )
 def test_a_wrong_optimizer_setting_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        _native.Optimizer(**{**OPTIMIZERS["sgd"].model_dump(exclude={"learning_rate"}), **changes})
+        _native.Optimizer(**{**OPTIMIZERS["sgd"].constants(), **changes})
 
 
 def test_a_wrong_step_rate_or_instruction_set_is_refused() -> None:
