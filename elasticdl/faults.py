@@ -20,6 +20,11 @@ POINTS = (
     "master.after_journal",  # events are in the journal, nothing was done about them
     "master.between_cut_phases",  # every server holds, none has pinned
     "worker.before_manifest",  # the exported model is written, its manifest is not
+    "server.before_freeze",  # every server holds, some have pinned
+    "server.writing",  # in the middle of a part of a checkpoint
+    "server.part_written",  # a part is on disk, the master does not know
+    "master.before_publishing",  # all parts are on disk, the manifest is not
+    "server.restoring",  # told to go back, and not there yet
 )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elasticdl.core.plan import Position
+
 
 @dataclass(frozen=True)
 class Command:
@@ -120,9 +122,33 @@ class PublishCheckpoint(Command):
     """Write the manifest of a saved cut: from now on it exists."""
 
     cut: int
-    version: int
-    counters: tuple[tuple[str, int], ...]
-    files: tuple[tuple[str, str], ...]
+    position: Position
+    files: tuple[tuple[str, str], ...]  # server -> its part, as JSON
+    lasting: bool
+
+
+@dataclass(frozen=True)
+class SettleSave(Command):
+    """What a server wrote of a cut is part of a checkpoint, or never will be."""
+
+    cut: int
+    directory: str  # of the checkpoint; empty: there is none
+    server: str = ""  # empty: all of them
+
+
+@dataclass(frozen=True)
+class DeleteCheckpoints(Command):
+    directories: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RestoreServer(Command):
+    """Forget everything and begin this timeline at a checkpoint; without a directory, with nothing."""
+
+    server: str
+    timeline: int
+    directory: str
+    position: Position
 
 
 @dataclass(frozen=True)

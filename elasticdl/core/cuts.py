@@ -35,9 +35,10 @@ class Cut:
     number: int
     purpose: str
     at: int
+    lasting: bool = False  # of a saved cut: its checkpoint is one the user asked for
     phase: Phase = Phase.HOLDING
     held: dict[str, dict[str, int]] = field(default_factory=dict)  # server -> shard -> next batch
-    frozen: dict[str, str] = field(default_factory=dict)  # server -> detail
+    frozen: set[str] = field(default_factory=set)  # servers
     counters: dict[str, int] = field(default_factory=dict)  # what the cut contains, once all are equal
     limits: dict[str, int] = field(default_factory=dict)  # how far servers may go on to become equal
 
@@ -47,12 +48,10 @@ class Cuts:
     servers: tuple[str, ...]
     active: Cut | None = None
     numbers: int = 0
-    failed: str = ""  # why a saved cut could not be written
 
-    def start(self, purpose: str, at: int) -> list[Command]:
+    def start(self, purpose: str, at: int, lasting: bool = False) -> list[Command]:
         self.numbers += 1
-        self.failed = ""
-        self.active = Cut(self.numbers, purpose, at)
+        self.active = Cut(self.numbers, purpose, at, lasting)
         return [HoldServers(self.numbers, at)]
 
     def cancel(self) -> list[Command]:
@@ -119,16 +118,20 @@ class Cuts:
             return []
         if any(s in committed and committed[s] < n for s, n in cut.counters.items()):
             return []
-        return self.start(cut.purpose, 0)
+        return self.start(cut.purpose, 0, cut.lasting)
 
-    def frozen(self, server: str, number: int, detail: str, error: str) -> Cut | None:
+    def gives_way_to(self, at: int, version: int) -> bool:
+        """Whether the cut under way has not begun, and waits for a later version than `at`."""
+        cut = self.active
+        return cut is not None and cut.phase is Phase.HOLDING and not cut.held and cut.at > max(at, version)
+
+    def frozen(self, server: str, number: int) -> Cut | None:
         """A server froze its part; the finished cut when it was the last one."""
         cut = self.active
         if cut is None or cut.number != number or cut.phase is not Phase.CUTTING or server not in self.servers:
             return None
-        cut.frozen[server] = detail
-        self.failed = self.failed or error
-        if set(cut.frozen) != set(self.servers):
+        cut.frozen.add(server)
+        if cut.frozen != set(self.servers):
             return None
         self.active = None
         return cut

@@ -69,6 +69,7 @@ class ReplicaJoined(Event):
     address: str = ""
     holdings: tuple[Holding, ...] = ()
     capacity: int = 0
+    timeline: int = 0  # of a server: the one it stands on
 
 
 @dataclass(frozen=True)
@@ -125,10 +126,10 @@ class LeaseReturned(Event):
 
 
 @dataclass(frozen=True)
-class WorkerLeaving(Event):
-    """A worker heard SIGTERM: it takes no more leases."""
+class ReplicaLeaving(Event):
+    """A replica heard SIGTERM: a worker takes no more leases, a server wants its part to be saved."""
 
-    worker: str
+    name: str
 
 
 @dataclass(frozen=True)
@@ -163,11 +164,28 @@ class ServerHeld(Event):
 
 @dataclass(frozen=True)
 class ServerCut(Event):
-    """A server pinned (or saved) its part of the cut."""
+    """A server pinned its part of the cut."""
 
     server: str
     cut: int
-    detail: str = ""  # the file it wrote, for a saved cut
+
+
+@dataclass(frozen=True)
+class ServerWrote(Event):
+    """A server's part of a saved cut is on disk, or could not be written."""
+
+    server: str
+    cut: int
+    part: str = ""  # its files, as JSON
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class ServerRestored(Event):
+    """A server stands at the checkpoint it was told to, or cannot read it."""
+
+    server: str
+    timeline: int
     error: str = ""
 
 
@@ -178,6 +196,7 @@ class ServerCut(Event):
 class CheckpointPublished(Event):
     """The manifest of a saved cut is on disk (or could not be written): the answer to `PublishCheckpoint`."""
 
+    cut: int
     directory: str
     error: str = ""
 

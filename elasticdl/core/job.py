@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from elasticdl.core.checkpoints import Checkpoints, Schedule
 from elasticdl.core.commands import (
     Announce,
     Command,
+    CutServers,
     DropView,
     FinishJob,
-    PublishCheckpoint,
     ReleaseServers,
     ReportMetrics,
     RevokeLease,
@@ -26,9 +27,12 @@ from elasticdl.core.events import (
     ReplicaDropped,
     ReplicaGone,
     ReplicaJoined,
+    ReplicaLeaving,
     ReplicaStarted,
     ServerCut,
     ServerHeld,
+    ServerRestored,
+    ServerWrote,
     StopRequested,
     TimePassed,
     WorkerUnfit,
@@ -56,16 +60,18 @@ class Terms:
     export: bool = False
     budget: Budget = field(default_factory=Budget)
     audit: bool = False
+    schedule: Schedule = field(default_factory=Schedule)
 
 
 @dataclass
 class Recovery:
-    """A loss and how long it took until the lost shard moved again."""
+    """A loss and how long it took until the lost shard moved again; of a server, until any did."""
 
     replica: str
     at: float
     shards: list[str]
     seconds: float | None = None
+    server: bool = False
 
 
 @dataclass
@@ -75,6 +81,7 @@ class Job:
     shards: Shards
     cuts: Cuts
     evaluation: Evaluation
+    checkpoints: Checkpoints
     exported: str = ""  # where the model was written
     exporting: bool = False
     audited: str = ""  # what the audit found
@@ -82,8 +89,10 @@ class Job:
     stopping: str = ""  # why a stop was asked for
     outcome: str = ""
     reason: str = ""
-    publishing: PublishCheckpoint | None = None  # a saved cut whose manifest is being written
-    checkpoint: str = ""
+    servers_leaving: set[str] = field(default_factory=set)  # told to go: they wait for their part to be saved
+    checkpoint: str = ""  # the newest on disk
+    repeated: int = 0  # batches trained again after rollbacks
+    rolled_back: float | None = None  # when the last one was
     loss: float | None = None
     recoveries: list[Recovery] = field(default_factory=list)
 
@@ -100,12 +109,15 @@ class Job:
             Shards(terms.plan, terms.max_bad_records),
             Cuts(servers),
             evaluation,
+            Checkpoints(servers, terms.schedule),
         )
 
     def handle(self, event: Event, now: float) -> list[Command]:
         if self.outcome:
             return []
         out = self._route(event, now)
+        while self.replicas.lost_servers and not self.replicas.finished:
+            out += self._roll_back(self.replicas.lost_servers.pop(0), now)
         if not any(isinstance(c, FinishJob) for c in out):
             out += self._follow(now)
         for place, command in enumerate(out):
@@ -123,20 +135,37 @@ class Job:
         if not self._standing_still:
             idle = [self.shards.idle_since(r.name) for r in self.replicas.joined("worker")]
             times += [t + self.terms.budget.hang_seconds for t in idle if t is not None]
-        return min(times, default=None)
+        due = self.checkpoints.deadline(self.shards.version) if self._may_cut else None
+        return min([*times, due] if due is not None else times, default=None)
 
     def lease(self, shard_id: str) -> Shard | None:
         return self.shards.leased.get(shard_id)
 
     @property
     def _standing_still(self) -> bool:
-        """The servers write: nobody can move, and nobody is hung."""
+        """The servers are frozen, or not all there: nobody can move, and nobody is hung."""
         cut = self.cuts.active
-        return self.publishing is not None or (cut is not None and cut.phase is Phase.CUTTING)
+        return self.shards.paused or self._holding_on or (cut is not None and cut.phase is Phase.CUTTING)
+
+    @property
+    def _holding_on(self) -> bool:
+        """What is being written is the last that these servers do: nothing moves any more."""
+        return self.checkpoints.writing is not None and self.checkpoints.writing.held
+
+    @property
+    def _ending(self) -> bool:
+        return bool(self.stopping or self.servers_leaving)
+
+    @property
+    def _may_cut(self) -> bool:
+        """Whether the clock may start a cut: none is under way, except one that has yet to begin."""
+        if self.shards.paused or self._ending or self.shards.trained_out:
+            return False
+        return self.cuts.active is None or self.cuts.gives_way_to(0, self.shards.version)
 
     @property
     def servers_ready(self) -> bool:
-        return len(self.replicas.joined("ps")) == self.terms.servers
+        return self.checkpoints.ready and len(self.replicas.joined("ps")) == self.terms.servers
 
     # Routing.
 
@@ -149,8 +178,7 @@ class Job:
             case MasterStarted() | TimePassed():
                 out = self._of_replicas(event, now)
                 if isinstance(event, MasterStarted):
-                    out += self.shards.unanswered()
-                    out += [self.publishing] if self.publishing is not None else []
+                    out += self.shards.unanswered() + self.checkpoints.unanswered()
                 else:
                     out += self._hung(now)
                 return out
@@ -158,11 +186,24 @@ class Job:
                 return self._of_replicas(event, now)
             case ServerHeld(server, number, counters):
                 return self.cuts.held(server, number, dict(counters), self._unclosed(), self.shards.worked_on())
-            case ServerCut(server, number, detail, error):
-                cut = self.cuts.frozen(server, number, detail, error)
+            case ServerCut(server, number):
+                cut = self.cuts.frozen(server, number)
                 return self._cut_done(cut, now) if cut is not None else []
-            case CheckpointPublished(directory, error):
-                return self._published(directory, error)
+            case ServerWrote(server, number, part, error):
+                if error:
+                    return self._not_saved(server, number, error, now)
+                return self.checkpoints.wrote(server, number, part)
+            case ServerRestored(server, timeline, error):
+                return self._restored(server, timeline, error, now)
+            case CheckpointPublished(number, directory, error):
+                if error:
+                    return self._not_saved("", number, error, now)
+                return self._published(number, directory, now)
+            case ReplicaLeaving(name) if self.replicas.role_of(name) == "ps":
+                if name not in self.servers_leaving:
+                    self.servers_leaving.add(name)
+                    return [Announce(f"{name} is told to go: its part is saved first")]
+                return []
             case WorkerUnfit(_, error):
                 return [FinishJob(FAILED, error)]
             case StopRequested(reason):
@@ -179,7 +220,7 @@ class Job:
     def _of_replicas(self, event: Event, now: float) -> list[Command]:
         out = self.replicas.handle(event, now)
         for command in list(out):
-            if isinstance(command, StopReplica):
+            if isinstance(command, StopReplica) and self.replicas.role_of(command.name) == "worker":
                 out += self._worker_lost(command.name, command.reason, False, now)
         if isinstance(event, MasterStarted):
             for r in self.replicas.replicas.values():
@@ -192,21 +233,38 @@ class Job:
             return []
         out = self.replicas.handle(event, now)
         if self.replicas.replicas[event.name].role == "ps":
-            out.append(TellMembers(event.name))
-            if self.publishing is None:  # else it keeps holding: the manifest is about this moment
-                out += self.cuts.joined(event.name)
-            if self.servers_ready and self.shards.paused:
-                self.shards.paused = False
-                out += [TellMembers(), *self.shards.resume(now)]
-            return out
+            out += self.checkpoints.joined(event.name, event.timeline)
+            if event.timeline == self.checkpoints.timeline:
+                out += [TellMembers(event.name), *self._tell_of_cuts(event.name)]
+            return out + self._go_on(now)
         return [*out, TellMembers(event.name), *self.shards.handle(event, now)]
 
+    def _tell_of_cuts(self, server: str) -> list[Command]:
+        """A server's stream is back: where the cut stands, and what it has to write."""
+        writing = self.checkpoints.writing
+        if writing is None:
+            return self.cuts.joined(server)
+        again: list[Command] = [CutServers(writing.cut, SAVE, server)] if server not in writing.files else []
+        return again if self._holding_on else [*self.cuts.joined(server), *again]
+
+    def _go_on(self, now: float) -> list[Command]:
+        """Once every server stands on this timeline there is work again."""
+        if not self.servers_ready or not self.shards.paused:
+            return []
+        self.shards.paused = False
+        self.checkpoints.started(now)
+        return [TellMembers(), *self.shards.resume(now)]
+
     def _gone(self, event: ReplicaGone, now: float) -> list[Command]:
-        r = self.replicas.replicas.get(event.name)
-        if r is None or r.state is State.GONE or (r.uid and event.uid and r.uid != event.uid):
+        if not self.replicas.concerns(event.name, event.uid):
             return []
         assert event.cause in CAUSES, event.cause
-        held = any(s.worker == event.name for s in self.shards.leased.values())
+        r = self.replicas.replicas[event.name]
+        if r.role == "ps":
+            return self.replicas.handle(event, now)
+        # A rollback takes the leases away a moment before their workers hear of it.
+        just_now = self.rolled_back is not None and now - self.rolled_back <= IN_TOUCH_SECONDS
+        held = just_now or any(s.worker == event.name for s in self.shards.leased.values())
         grows = event.cause == OUT_OF_MEMORY and self.replicas.can_grow(event.name)
         crashed = held and event.cause in (CRASHED, OUT_OF_MEMORY) and not grows
         # The stream breaks a moment before the process is seen to be gone. Out of touch for longer, a worker was by
@@ -221,17 +279,17 @@ class Job:
         reason = "\n".join([f"{event.name}: {event.reason}", *event.last_lines]) if blame else event.reason
         return out + self._worker_lost(event.name, reason, blame, now)
 
-    def _worker_lost(self, worker: str, reason: str, blame: bool, now: float) -> list[Command]:
+    def _worker_lost(self, worker: str, reason: str, blame: bool, now: float, hung: bool = False) -> list[Command]:
         held = [s for s in self.shards.leased.values() if s.worker == worker]
         if worker in self.shards.seats:
             self.recoveries.append(Recovery(worker, now, [s.id for s in held if s.kind is Kind.TRAIN]))
         # It may live on for a while, and even listen: its step is called off before anybody else gets the shard.
         out: list[Command] = [RevokeLease(worker, s.id, s.attempt, reason) for s in held]
-        return out + self.shards.handle(WorkerLost(worker, reason, blame), now)
+        return out + self.shards.handle(WorkerLost(worker, reason, blame, hung), now)
 
     def _recovered(self, shard_id: str, now: float) -> None:
         for r in self.recoveries:
-            if r.seconds is None and shard_id in r.shards:
+            if r.seconds is None and (shard_id in r.shards or r.server):
                 r.seconds = now - r.at
 
     def _hung(self, now: float) -> list[Command]:
@@ -249,10 +307,46 @@ class Job:
         for name in hung:
             reason = f"no batch finished for {limit:g} s"
             self.replicas.replace(name, PREEMPTED, reason, now, out)
-            out += self._worker_lost(name, reason, False, now)
+            # It is in touch, so it is the batch that does not end: its records are searched as if they crashed it.
+            out += self._worker_lost(name, f"{name}: {reason}", True, now, hung=True)
         if out:
             out += self.replicas.handle(TimePassed(), now)
         return out
+
+    # Going back.
+
+    def _roll_back(self, why: str, now: float) -> list[Command]:
+        """A server and what it held are lost: everybody goes back to the newest checkpoint."""
+        reached = self.shards.version
+        to = self.checkpoints.roll_back()
+        out: list[Command] = []
+        for s in self.shards.leased.values():
+            out.append(RevokeLease(s.worker, s.id, s.attempt, why))
+        self.cuts.active = None
+        self.shards.go_back(to.position)
+        self.shards.paused = True
+        self.evaluation.go_back(to.position.version)
+        self.exporting = self.auditing = False
+        self.exported = self.audited = ""
+        self.rolled_back = now
+        self.repeated += max(0, reached - to.position.version)
+        self.servers_leaving &= {r.name for r in self.replicas.joined("ps")}
+        self.recoveries.append(Recovery(why.split()[0], now, [], server=True))
+        told = f"{why}; everybody goes back from version {reached} to {to} and trains on from there"
+        out += [Announce(told), TellMembers()]
+        return out + self.checkpoints.restore(r.name for r in self.replicas.joined("ps"))
+
+    def _restored(self, server: str, timeline: int, error: str, now: float) -> list[Command]:
+        if timeline != self.checkpoints.timeline:
+            return []
+        if not error:
+            self.checkpoints.restored.add(server)
+            return self._go_on(now)
+        damaged = self.checkpoints.newest
+        if self.checkpoints.damaged() is None:
+            return [FinishJob(FAILED, f"{server} cannot go back to {damaged}: {error}")]
+        out: list[Command] = [Announce(f"the checkpoint of {damaged} cannot be used: {error}")]
+        return out + self._roll_back(f"{server} cannot read it", now)
 
     # What follows.
 
@@ -262,29 +356,52 @@ class Job:
         while self.shards.results:
             shard, result = self.shards.results.pop(0)
             out += self._finished(shard, result, now)
-        if self.shards.paused or self.cuts.active is not None or self.publishing is not None:
+        if self.shards.paused or self._holding_on:
             return out
-        if self.stopping:
-            return out + self.cuts.start(SAVE, 0)
+        wanted = self._wanted_cut(now)
+        if wanted is not None:
+            purpose, at, lasting = wanted
+            if self.cuts.active is None:
+                return out + self.cuts.start(purpose, at, lasting)
+            if self.cuts.gives_way_to(at, self.shards.version):
+                return out + self.cuts.cancel() + self.cuts.start(purpose, at, lasting)
+        if self.cuts.active is not None or self._ending:
+            return out
+        return out + self._conclude(now)
+
+    def _wanted_cut(self, now: float) -> tuple[str, int, bool] | None:
+        """Which cut comes next, at which version: the nearest of all that are due."""
         version, over = self.shards.version, self.shards.trained_out
+        if self._ending:
+            return (SAVE, 0, bool(self.stopping)) if self.checkpoints.writing is None else None
+        wanted: list[tuple[str, int, bool]] = []
         at = self.evaluation.wanted_at(version, self.terms.plan.total_batches, over)
         if at is not None:
-            return out + self.cuts.start(VIEW, at)
-        if over and self.evaluation.over(version):
-            if self.terms.audit and not self.audited:
-                if not self.auditing:
-                    self.auditing = True
-                    out += self.shards.handle(ShardsAdded((Shard(Kind.AUDIT, 0, 0, 0, 0, 1),)), now)
-                return out
-            if self.terms.export and not self.exported:
-                if not self.exporting:
-                    self.exporting = True
-                    export = Shard(Kind.EXPORT, 0, 0, 0, 0, 1, payload=str(version))
-                    out += self.shards.handle(ShardsAdded((export,)), now)
-                return out
-            done = self.shards.done_records
-            out.append(FinishJob(SUCCEEDED, f"all {done} records are trained"))
-        return out
+            wanted.append((VIEW, at, False))
+        saved = self.checkpoints.wanted(version, self.terms.plan.total_batches, now)
+        if saved is not None and not over:
+            wanted.append((SAVE, *saved))
+        return min(wanted, key=lambda w: max(w[1], version), default=None)
+
+    def _conclude(self, now: float) -> list[Command]:
+        """When all is trained and evaluated: audit, export, end."""
+        out: list[Command] = []
+        version = self.shards.version
+        if not (self.shards.trained_out and self.evaluation.over(version)):
+            return out
+        if self.terms.audit and not self.audited:
+            if not self.auditing:
+                self.auditing = True
+                out += self.shards.handle(ShardsAdded((Shard(Kind.AUDIT, 0, 0, 0, 0, 1),)), now)
+            return out
+        if self.terms.export and not self.exported:
+            if not self.exporting:
+                self.exporting = True
+                export = Shard(Kind.EXPORT, 0, 0, 0, 0, 1, payload=str(version))
+                out += self.shards.handle(ShardsAdded((export,)), now)
+            return out
+        done = FinishJob(SUCCEEDED, f"all {self.shards.done_records} records are trained")
+        return [*self.checkpoints.give_up(), *self.checkpoints.superfluous(), done]
 
     def _finished(self, shard: Shard, result: str, now: float) -> list[Command]:
         out: list[Command] = []
@@ -305,39 +422,59 @@ class Job:
         return out
 
     def _cut_done(self, cut: Cut, now: float) -> list[Command]:
-        ahead = {s.id: s.next_batch for s in self.shards.open_training()}
-        version = self.shards.version + sum(n - ahead[s] for s, n in cut.counters.items() if s in ahead)
+        position = self.shards.position(cut.counters)
         self.shards.rest(now)
+        out: list[Command] = []
         if cut.purpose == VIEW:
-            out: list[Command] = [ReleaseServers(cut.number)]
-            out += self.shards.handle(ShardsAdded(self.evaluation.opened(cut.number, version)), now)
-            return out
-        if version == 0:
+            out.append(ReleaseServers(cut.number))
+            opened = self.evaluation.opened(cut.number, position.version)
+            return out + self.shards.handle(ShardsAdded(opened), now)
+        if self.stopping and position.version == 0:
             return [FinishJob(STOPPED, f"{self.stopping}; nothing was trained yet")]
-        if self.cuts.failed:
-            return [FinishJob(FAILED, f"the checkpoint could not be written: {self.cuts.failed}")]
-        counters, files = tuple(sorted(cut.counters.items())), tuple(sorted(cut.frozen.items()))
-        self.publishing = PublishCheckpoint(cut.number, version, counters, files)
-        return [self.publishing]
+        self.checkpoints.begin(cut.number, position, cut.lasting, self._ending, now)
+        return [] if self._holding_on else [ReleaseServers(cut.number)]
 
-    def _published(self, directory: str, error: str) -> list[Command]:
-        if self.publishing is None:
+    def _published(self, number: int, directory: str, now: float) -> list[Command]:
+        writing = self.checkpoints.writing
+        if writing is None or writing.cut != number:
+            return []  # a rollback came in between
+        checkpoint, out = self.checkpoints.published(directory)
+        self.checkpoint, version = directory, checkpoint.position.version
+        out.append(Announce(f"the checkpoint of version {version} is in {directory}"))
+        if writing.held and self.stopping:
+            return [*out, FinishJob(STOPPED, f"{self.stopping}; the checkpoint holds version {version}")]
+        return out + (self._dismiss("told to go; its part is saved", now) if writing.held else [])
+
+    def _dismiss(self, reason: str, now: float) -> list[Command]:
+        """Servers that were told to go, go; others take their place."""
+        out: list[Command] = []
+        for name in sorted(self.servers_leaving & {r.name for r in self.replicas.joined("ps")}):
+            self.replicas.replace(name, PREEMPTED, reason, now, out)
+        return out
+
+    def _not_saved(self, server: str, number: int, error: str, now: float) -> list[Command]:
+        writing = self.checkpoints.writing
+        if writing is None or writing.cut != number:
             return []
-        version = self.publishing.version
-        if error:
-            return [FinishJob(FAILED, f"the checkpoint could not be written: {error}")]
-        self.checkpoint = directory
-        return [
-            Announce(f"the checkpoint of version {version} is in {directory}"),
-            FinishJob(STOPPED, f"{self.stopping}; the checkpoint holds version {version}"),
-        ]
+        who = f"{server}: " if server else ""
+        if self.stopping and writing.held:
+            return [FinishJob(FAILED, f"the checkpoint could not be written: {who}{error}")]
+        out = self.checkpoints.give_up()
+        kept = self.checkpoints.newest
+        out.append(Announce(f"the checkpoint could not be written ({who}{error}); training goes on, {kept} stays"))
+        return out + (self._dismiss("told to go", now) if writing.held else [])
 
     def _stop(self, reason: str) -> list[Command]:
         if self.stopping:
             return []
         self.stopping, self.shards.draining = reason, True
         if self.shards.paused:
-            return [FinishJob(STOPPED, f"{reason}; nothing was trained yet")]
+            newest = self.checkpoints.newest
+            if not newest.directory:
+                lost = "what was trained is lost with a server" if self.repeated else "nothing was trained yet"
+                return [FinishJob(STOPPED, f"{reason}; {lost}")]
+            self.checkpoint = newest.directory
+            return [FinishJob(STOPPED, f"{reason}; the checkpoint holds version {newest.position.version}")]
         out: list[Command] = [Announce(f"stopping: {reason}; the servers write a checkpoint first")]
         cut = self.cuts.active
         if cut is not None and cut.purpose == VIEW and cut.phase is not Phase.CUTTING:

@@ -108,6 +108,14 @@ class Plan:
             return None
         return Shard(Kind.TRAIN, epoch, index, start, min(stop, start + batches * self.minibatch), batches)
 
+    def named(self, shard_id: str) -> Shard:
+        """A training shard by its name."""
+        kind, epoch, index = shard_id.split("/")
+        found = self.shard(int(epoch), int(index)) if kind == Kind.TRAIN else None
+        if found is None:
+            raise ValueError(f"there is no shard {shard_id} in this job")
+        return found
+
 
 @dataclass
 class EpochDone:
@@ -115,6 +123,16 @@ class EpochDone:
 
     batches: int = 0
     records: int = 0
+
+
+@dataclass
+class Position:
+    """Where in the data a cut stands."""
+
+    version: int = 0
+    next: tuple[int, int] = (0, 0)  # epoch and index of the next fresh shard
+    open: dict[str, tuple[int, int]] = field(default_factory=dict)  # shard -> next batch, batches
+    done: dict[int, EpochDone] = field(default_factory=dict)
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The life of each replica: launched, running, joined, gone; who comes back, under which name, and why.
 
 Crashes have a budget and back off; preemption and loss have neither. A worker comes back under the next free index
-(`worker-2`). A server that is lost takes its parameters along: that ends the job.
+(`worker-2`). A server comes back under its own name, and only once its predecessor is known to be gone.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class State(StrEnum):
 class Budget:
     """How patient to be."""
 
-    crashes: int = 1  # relaunches after a crash, per slot
+    crashes: int = 1  # relaunches after a crash, per worker's slot
+    server_crashes: int = 1  # the same of a server
     start_seconds: float = 120.0
     reconnect_seconds: float = 30.0
     hang_seconds: float = 300.0
-    grace_seconds: float = 10.0
     raise_memory: bool = True
 
 
@@ -61,6 +61,7 @@ class Replica:
     address: str = ""
     since: float = 0.0  # when the state was entered
     detail: str = ""
+    cause: str = ""  # why it is being stopped
 
 
 @dataclass
@@ -74,6 +75,7 @@ class Slot:
     memory_raises: int = 0
     due: float = 0.0  # when the next one may be launched
     reason: str = "the job wants it"
+    past: list[str] = field(default_factory=list)  # uids of those that are gone, where the name is used again
 
 
 @dataclass
@@ -84,6 +86,7 @@ class Replicas:
     replicas: dict[str, Replica] = field(default_factory=dict)
     next_index: dict[str, int] = field(default_factory=dict)
     losses: int = 0  # replicas lost and replaced
+    lost_servers: list[str] = field(default_factory=list)  # those whose loss nobody has dealt with yet, with the reason
     finished: bool = False  # the job is over: nobody is replaced
 
     @classmethod
@@ -125,15 +128,22 @@ class Replicas:
             return False
         return r.incarnation in ("", incarnation)
 
+    def role_of(self, name: str) -> str:
+        return self.replicas[name].role if name in self.replicas else ""
+
+    def concerns(self, name: str, uid: str) -> bool:
+        """Whether news of this end are about the replica that bears the name now, and are news."""
+        r = self.replicas.get(name)
+        if r is None or r.state is State.GONE or (uid and uid in self.slots[r.slot].past):
+            return False
+        return not (r.uid and uid and r.uid != uid)
+
     def joined(self, role: str) -> list[Replica]:
         return [r for r in self.replicas.values() if r.role == role and r.state is State.JOINED]
 
     def can_grow(self, name: str) -> bool:
         """Whether a replica that ran out of memory may come back with more of it."""
         return self.budget.raise_memory and self.slots[self.replicas[name].slot].memory_raises < MEMORY_RAISES
-
-    def wanted(self, role: str) -> int:
-        return sum(1 for s in self.slots if s.role == role)
 
     def deadline(self) -> float | None:
         """When `TimePassed` should come next."""
@@ -152,7 +162,7 @@ class Replicas:
 
     def _started(self, name: str, uid: str, now: float) -> None:
         r = self.replicas.get(name)
-        if r is None or r.uid == uid or r.state in (State.STOPPING, State.GONE):
+        if r is None or r.uid == uid or r.state in (State.STOPPING, State.GONE) or uid in self.slots[r.slot].past:
             return
         early = bool(r.incarnation) and not r.uid  # it spoke before the cluster told us of it
         r.uid = uid
@@ -173,7 +183,7 @@ class Replicas:
                     out.append(StopReplica(r.name, r.detail, 0.0))
                 else:
                     r.since = now
-            elif r.state is State.LAUNCHED and r.name in ended:
+            elif r.state is State.LAUNCHED and r.name in ended and ended[r.name] not in self.slots[r.slot].past:
                 r.uid = ended[r.name]  # it came and went; launched again under its name, both would be mixed up
             elif r.state is State.LAUNCHED:
                 out.append(self._launch(r, "it was decided before the master died"))
@@ -200,14 +210,19 @@ class Replicas:
     def _gone(
         self, name: str, uid: str, cause: str, reason: str, last_lines: tuple[str, ...], now: float, out: list[Command]
     ) -> None:
-        r = self.replicas.get(name)
-        if r is None or r.state is State.GONE or (r.uid and uid and r.uid != uid):
+        if not self.concerns(name, uid):
             return
+        r = self.replicas[name]
         replaced = r.state is State.STOPPING
-        self._enter(r, State.GONE, now, reason)
-        if self.finished or replaced:
+        why = r.detail if replaced else reason
+        self._enter(r, State.GONE, now, why)
+        if r.role == "ps":
+            self.slots[r.slot].past.append(uid or r.uid)
+            cause = r.cause or cause
+        elif replaced:
             return
-        self._vacate(r, cause, reason, last_lines, now, out)
+        if not self.finished:
+            self._vacate(r, cause, why, last_lines, now, out)
 
     def _vacate(
         self, r: Replica, cause: str, reason: str, last_lines: tuple[str, ...], now: float, out: list[Command]
@@ -217,23 +232,22 @@ class Replicas:
         slot.reason = f"{r.name} is gone: {reason}"
         self.losses += 1
         tail = "\n".join(last_lines)
+        allowed = self.budget.crashes
         if r.role == "ps":
-            why = f"parameter server {r.name} is gone ({reason}) and its parameters with it"
-            self.finished = True
-            out.append(FinishJob("failed", f"{why}\n{tail}".rstrip()))
-            return
+            self.lost_servers.append(f"{r.name} is gone: {reason}")
+            allowed = self.budget.server_crashes
         if cause == OUT_OF_MEMORY and self.can_grow(r.name):
             slot.memory_raises += 1
             slot.reason += f"; it comes back with {MEMORY_GROWTH**slot.memory_raises:g} times the memory"
         elif cause not in (PREEMPTED, BLAMED):
             slot.crashes += 1
-            if slot.crashes > self.budget.crashes:
+            if slot.crashes > allowed:
                 self.finished = True
                 out.append(FinishJob("failed", f"{r.name} failed {slot.crashes} times: {reason}\n{tail}".rstrip()))
                 return
             wait = BACKOFF_SECONDS[min(slot.crashes, len(BACKOFF_SECONDS)) - 1]
             slot.due = now + wait
-            slot.reason += f"; relaunch {slot.crashes} of {self.budget.crashes} after {wait:g} s"
+            slot.reason += f"; relaunch {slot.crashes} of {allowed} after {wait:g} s"
         out.append(Announce(slot.reason))
 
     def _overdue(self, now: float, out: list[Command]) -> None:
@@ -245,8 +259,10 @@ class Replicas:
                 self.replace(r.name, PREEMPTED, f"silent for {self.budget.reconnect_seconds:g} s", now, out)
 
     def replace(self, name: str, cause: str, reason: str, now: float, out: list[Command]) -> None:
-        """Stop a replica that is there but of no use, and fill its slot anew."""
+        """Stop a replica that is there but of no use, and fill its slot anew; a server's once it is gone."""
         r = self.replicas[name]
         self._enter(r, State.STOPPING, now, reason)
+        r.cause = cause
         out.append(StopReplica(name, reason, 0.0))
-        self._vacate(r, cause, reason, (), now, out)
+        if r.role != "ps":
+            self._vacate(r, cause, reason, (), now, out)

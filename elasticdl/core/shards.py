@@ -8,7 +8,8 @@ What is under suspicion has a worker to itself: of a dead worker's leases only t
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from elasticdl.core.commands import (
     Announce,
@@ -28,10 +29,10 @@ from elasticdl.core.events import (
     LeaseReturned,
     RecordIdentified,
     ReplicaJoined,
+    ReplicaLeaving,
     ShardCompleted,
-    WorkerLeaving,
 )
-from elasticdl.core.plan import BadRecord, EpochDone, Kind, Plan, Shard
+from elasticdl.core.plan import BadRecord, EpochDone, Kind, Plan, Position, Shard
 
 STRIKES = 2
 REFUSALS = 4  # a lease given back again and again for the same reason will never be worked on
@@ -39,11 +40,12 @@ REFUSALS = 4  # a lease given back again and again for the same reason will neve
 
 @dataclass(frozen=True)
 class WorkerLost(Event):
-    """A worker is gone for good; `blame` when it died of what it was computing."""
+    """A worker is gone for good; `blame` when it died of what it was computing, or did not come to an end with it."""
 
     worker: str
     reason: str
     blame: bool = False
+    hung: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ class Shards:
     bad_records: list[BadRecord] = field(default_factory=list)
     probes: int = 0
     turns: int = 0
+    highest_attempt: int = 0  # of any lease so far
+    attempts_before: int = 0  # the highest before the last rollback: leases after it have higher ones
     paused: bool = True  # until every server is there
     draining: bool = False  # a stop was asked for: only torn batches are trained
     results: list[tuple[Shard, str]] = field(default_factory=list)  # finished others, for the other machines
@@ -104,9 +108,9 @@ class Shards:
         match event:
             case ReplicaJoined(name, _, _, holdings, capacity):
                 self._joined(name, holdings, capacity, now, out)
-            case WorkerLost(worker, reason, blame):
-                self._lost(worker, reason, blame, out)
-            case WorkerLeaving(worker):
+            case WorkerLost(worker, reason, blame, hung):
+                self._lost(worker, reason, blame, out, hung)
+            case ReplicaLeaving(worker):
                 if worker in self.seats:
                     self.seats[worker].leaving = True
             case BatchesCommitted(worker, shard, attempt, next_batch):
@@ -189,12 +193,43 @@ class Shards:
         """Questions to the shell that a restart may have lost."""
         return [IdentifyRecord(i, s.low) for i, s in self.searches.items() if s.over]
 
+    # Cuts and rollbacks.
+
+    def position(self, counters: Mapping[str, int]) -> Position:
+        """Where the data stands when the servers have applied these batches of the open shards."""
+        at = Position(self.version, self._fresh(), {}, {e: replace(d) for e, d in self.done.items()})
+        for s in self.open_training():
+            reached = max(counters.get(s.id, 0), s.next_batch)
+            done = at.done.setdefault(s.round, EpochDone())
+            for batch in range(s.next_batch, reached):
+                done.batches += 1
+                done.records += self.plan.batch_records(s, batch)
+                at.version += 1
+            if reached < s.batches:
+                at.open[s.id] = (reached, s.batches)
+        return at
+
+    def go_back(self, to: Position) -> None:
+        """Be as at this position. Leases made from now on are newer than any made before."""
+        self.attempts_before = self.highest_attempt
+        self.epoch, self.index = to.next
+        self.done = {e: replace(d) for e, d in to.done.items()}
+        self.version = to.version
+        self.leased.clear()
+        self.waiting.clear()
+        self.searches.clear()
+        self.results.clear()
+        for shard_id, (next_batch, _) in sorted(to.open.items()):
+            shard = self.plan.named(shard_id)
+            shard.next_batch, shard.attempt = next_batch, max(1, self.attempts_before)  # the servers know it
+            insort(self.waiting, shard, key=_order)
+
     # Steps.
 
     def _joined(self, name: str, holdings: tuple[Holding, ...], capacity: int, now: float, out: list[Command]) -> None:
         leaving = capacity == 0 or (name in self.seats and self.seats[name].leaving)
         self.seats[name] = Seat(capacity, leaving)
-        known = {h.shard for h in holdings}
+        known = {(h.shard, h.attempt) for h in holdings}
         for s in self.leased.values():
             if s.worker == name:
                 s.since = now  # it could not report before
@@ -207,17 +242,17 @@ class Shards:
             else:
                 self._committed(name, h.shard, h.attempt, h.next_batch, now, out)
         for s in sorted(self.leased.values(), key=lambda s: s.turn):
-            if s.worker == name and s.id not in known:
+            if s.worker == name and (s.id, s.attempt) not in known:
                 out.append(GrantLease(name, s.id, s.attempt, "the worker did not have its lease yet"))
 
-    def _lost(self, worker: str, reason: str, blame: bool, out: list[Command]) -> None:
+    def _lost(self, worker: str, reason: str, blame: bool, out: list[Command], hung: bool = False) -> None:
         self.seats.pop(worker, None)
         held = sorted((s for s in self.leased.values() if s.worker == worker), key=lambda s: s.turn)
         for place, s in enumerate(held):
             s.careful = s.careful or blame
             self._take_back(s, out)
             if blame and place == 0:  # a worker works on its leases in this order
-                self._strike(s, reason, out)
+                self._strike(s, reason, out, hung)
             elif s.kind is Kind.TRAIN:
                 out.append(Announce(f"shard {s.id} goes back at batch {s.next_batch} of {s.batches}: {reason}"))
 
@@ -271,7 +306,7 @@ class Shards:
 
     # A batch that crashes workers.
 
-    def _strike(self, s: Shard, error: str, out: list[Command]) -> None:
+    def _strike(self, s: Shard, error: str, out: list[Command], hung: bool = False) -> None:
         if s.kind is Kind.PROBE:
             self.waiting.remove(s)
             self._probed(s, True, error, out)
@@ -281,12 +316,10 @@ class Shards:
             if s.strikes > STRIKES:
                 out.append(FinishJob("failed", f"{s.kind} failed {s.strikes} times:\n{error}"))
             return
-        if self.version == 0 and not self.max_bad_records:
+        if self.version == 0 and not self.max_bad_records and not hung:
             out.append(FinishJob("failed", f"the first batch failed:\n{error}"))
             return
-        out.append(
-            Announce(f"batch {s.next_batch} of shard {s.id} crashed its worker ({s.strikes} of {STRIKES} times)")
-        )
+        out.append(Announce(f"batch {s.next_batch} of shard {s.id} failed ({s.strikes} of {STRIKES} times)"))
         if s.strikes >= STRIKES:
             self.waiting.remove(s)
             # The report of a batch may die with the worker that crashes in the next: search that one second.
@@ -303,7 +336,7 @@ class Shards:
         search.probe = self.probes
         probe = Shard(Kind.PROBE, search.shard.round, self.probes, search.low, search.probing, 1, payload=shard_id)
         insort(self.waiting, probe, key=_order)
-        out.append(Announce(f"looking for the record that crashes workers in {search.high - search.low} of {shard_id}"))
+        out.append(Announce(f"looking for the record at fault in {search.high - search.low} of {shard_id}"))
 
     def _probed(self, probe: Shard, crashed: bool, error: str, out: list[Command]) -> None:
         search = self.searches.get(probe.payload)
@@ -318,7 +351,7 @@ class Shards:
             self._give_up(probe.payload)
             search.shard.searched += 1
             if search.shard.searched > STRIKES:
-                what = f"a batch of shard {probe.payload} crashes its worker, but none of its records alone does"
+                what = f"a batch of shard {probe.payload} fails, but none of its records alone does"
                 out.append(FinishJob("failed", f"{what}:\n{search.error}"))
             return
         else:
@@ -346,12 +379,12 @@ class Shards:
             out.append(
                 FinishJob(
                     "failed",
-                    f"{name} crashes its worker, and --max_bad_records={self.max_bad_records} "
+                    f"{name} cannot be trained, and --max_bad_records={self.max_bad_records} "
                     f"allows no more to be set aside:\n{search.error}",
                 )
             )
             return
-        out.append(Announce(f"{name} crashes its worker and is set aside ({len(self.bad_records)} so far)"))
+        out.append(Announce(f"{name} cannot be trained and is set aside ({len(self.bad_records)} so far)"))
 
     # Leasing.
 
@@ -395,11 +428,13 @@ class Shards:
                 return
             load[worker] += self.seats[worker].capacity if s.alone else 1
             s.worker, s.since = worker, now
-            s.attempt += 1
+            reason = "given back" if s.attempt else "next in the epoch"
+            s.attempt = max(s.attempt, self.attempts_before) + 1
+            self.highest_attempt = max(self.highest_attempt, s.attempt)
             self.turns += 1
             s.turn = self.turns
             self.leased[s.id] = s
-            out.append(GrantLease(worker, s.id, s.attempt, "next in the epoch" if s.attempt == 1 else "given back"))
+            out.append(GrantLease(worker, s.id, s.attempt, reason))
 
 
 def _order(s: Shard) -> tuple[int, int, int]:

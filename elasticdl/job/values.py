@@ -247,6 +247,7 @@ Positive = Annotated[int, Field(ge=1), BeforeValidator(whole)]
 OptionalCount = Count | None
 OptionalPositive = Positive | None
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(number)]
+SecondsOrNever = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(number)]
 Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(whole)]
 JobName = Annotated[str | None, BeforeValidator(job_name)]
 DnsLabel = Annotated[str | None, BeforeValidator(dns_label)]

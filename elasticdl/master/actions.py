@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from elasticdl.cluster.protocol import ReplicaRequest
-from elasticdl.core.job import Job
+from elasticdl.core.commands import PublishCheckpoint
+from elasticdl.core.plan import BadRecord
 from elasticdl.data.dataset import Dataset
 from elasticdl.data.ranges import epoch_order
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
-from elasticdl.ps.snapshot import MANIFEST, Manifest, write_durably
+from elasticdl.master.brain import partial_directory
+from elasticdl.ps.snapshot import MANIFEST, Manifest, fsync_directory, write_durably
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -57,22 +61,21 @@ class Actions:
         file, start, _ = order.runs(position, position + 1)[0]
         return number, f"record {start} of {self.training.files[file].name}"
 
-    def publish(
-        self, job: Job, version: int, counters: tuple[tuple[str, int], ...], files: tuple[tuple[str, str], ...]
-    ) -> str:
-        """Write the manifest of a checkpoint whose parts are all on disk: from now on it exists."""
-        directory = Path(self.checkpoint_dir) / f"version-{version}"
-        shards = job.shards
-        at = dict(counters)
-        batches = {s.id: s.batches for s in shards.open_training()}
+    def publish(self, command: PublishCheckpoint, bad_records: list[BadRecord]) -> str:
+        """Make a checkpoint of a cut whose parts are all on disk: write the manifest and give the folder its name."""
+        home, at = Path(self.checkpoint_dir), command.position
+        job, final = str(self.spec.job_name), home / f"version-{at.version}"
+        partial = Path(partial_directory(self.checkpoint_dir, job, command.cut))
+        if not partial.exists() and final.exists():
+            return str(final)  # the master before this one came so far
         manifest: Manifest = {
-            "version": version,
-            "files": dict(files),
-            "open": {s: (at.get(s, 0), n) for s, n in batches.items()},
-            "next": (shards.epoch, shards.index),
-            "done": {str(epoch): (d.batches, d.records) for epoch, d in shards.done.items()},
-            "committed": {s.id: s.next_batch for s in shards.open_training()},
-            "bad_records": [(b.record, b.name, b.error) for b in shards.bad_records],
+            "cut": command.cut,
+            "version": at.version,
+            "files": {server: json.loads(part) for server, part in command.files},
+            "open": at.open,
+            "next": at.next,
+            "done": {str(epoch): (d.batches, d.records) for epoch, d in at.done.items()},
+            "bad_records": [(b.record, b.name, b.error) for b in bad_records],
             "training_data": self.training.fingerprint(),
             "minibatch_size": self.spec.minibatch_size,
             "max_step": self.spec.max_step,
@@ -80,5 +83,24 @@ class Actions:
             "seed": self.spec.seed,
             "shuffle": self.spec.shuffle,
         }
-        write_durably(directory / MANIFEST, json.dumps(manifest, indent=1).encode())
-        return str(directory)
+        write_durably(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
+        if final.exists():  # of an older timeline, or a stop without a step
+            self._remove(final)
+        partial.rename(final)
+        fsync_directory(home)
+        for left in home.glob(f"{job}.cut-*.partial"):  # of cuts that were given up
+            shutil.rmtree(left, ignore_errors=True)
+        return str(final)
+
+    def delete(self, directories: tuple[str, ...]) -> None:
+        """Remove checkpoints that nobody goes back to any more; what cannot be removed stays."""
+        for directory in directories:
+            with contextlib.suppress(OSError):
+                self._remove(Path(directory))
+
+    def _remove(self, directory: Path) -> None:
+        """From one moment to the next it is no checkpoint any more; then its files go."""
+        gone = directory.with_name(directory.name + ".gone")
+        shutil.rmtree(gone, ignore_errors=True)
+        directory.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)

@@ -30,7 +30,7 @@ def event_of(replica: str, message: pb.FromReplica) -> e.Event:
         case "hello":
             h = message.hello
             holdings = tuple(e.Holding(x.shard, x.attempt, x.next_batch, x.completed, x.result) for x in h.holdings)
-            return e.ReplicaJoined(replica, h.incarnation, h.address, holdings, h.capacity)
+            return e.ReplicaJoined(replica, h.incarnation, h.address, holdings, h.capacity, h.timeline)
         case "progress":
             p = message.progress
             return e.BatchesCommitted(replica, p.shard, p.attempt, p.next_batch, p.loss)
@@ -44,15 +44,19 @@ def event_of(replica: str, message: pb.FromReplica) -> e.Event:
             r = message.returned
             return e.LeaseReturned(replica, r.shard, r.attempt, r.reason)
         case "leaving":
-            return e.WorkerLeaving(replica)
+            return e.ReplicaLeaving(replica)
         case "unfit":
             return e.WorkerUnfit(replica, message.unfit.error)
         case "held":
             counters = tuple((x.shard, x.next_batch) for x in message.held.counters)
             return e.ServerHeld(replica, message.held.cut, counters)
         case "frozen":
-            z = message.frozen
-            return e.ServerCut(replica, z.cut, z.detail, z.error)
+            return e.ServerCut(replica, message.frozen.cut)
+        case "wrote":
+            w = message.wrote
+            return e.ServerWrote(replica, w.cut, w.part, w.error)
+        case "restored":
+            return e.ServerRestored(replica, message.restored.timeline, message.restored.error)
     raise ValueError(f"an empty message from {replica}")
 
 
@@ -61,7 +65,6 @@ class Brain:
     """The job's decisions as effects: messages to send, and commands that only the shell can carry out."""
 
     job: Job
-    timeline: int = 0
     checkpoint_dir: str = ""
 
     def decide(self, event: e.Event, now: float) -> list[Effect]:
@@ -98,10 +101,20 @@ class Brain:
                 pairs = [pb.Counter(shard=s, next_batch=n) for s, n in counters]
                 return self._to_servers(pb.ToReplica(advance=pb.Advance(cut=cut, counters=pairs)), server)
             case c.CutServers(cut, purpose, server):
-                freeze = pb.Freeze(cut=cut, purpose=purpose, directory=self.checkpoint_dir)
+                directory = partial_directory(self.checkpoint_dir, self.job.terms.job, cut)
+                freeze = pb.Freeze(cut=cut, purpose=purpose, directory=directory)
                 return self._to_servers(pb.ToReplica(freeze=freeze), server)
             case c.ReleaseServers(cut, server):
                 return self._to_servers(pb.ToReplica(release=pb.Release(cut=cut)), server)
+            case c.SettleSave(cut, directory, server):
+                settle = pb.Settle(cut=cut, published=bool(directory), directory=directory)
+                return self._to_servers(pb.ToReplica(settle=settle), server)
+            case c.RestoreServer(server, timeline, directory, position):
+                reached = [
+                    pb.Opened(shard=s, next_batch=n, batches=batches) for s, (n, batches) in position.open.items()
+                ]
+                restore = pb.Restore(timeline=timeline, directory=directory, version=position.version, open=reached)
+                return [Send(server, pb.ToReplica(restore=restore))]
             case c.DropView(cut):
                 return self._to_servers(pb.ToReplica(drop_view=pb.DropView(cut=cut)))
             case _:
@@ -129,10 +142,16 @@ class Brain:
             return [Send(name, pb.ToReplica(open_shards=pb.OpenShards(open=opened)))]
         servers = sorted((r for r in replicas.values() if r.role == "ps" and r.address), key=lambda r: r.index)
         known = [r.address for r in servers if r.state is not State.GONE]
-        addresses = known if len(known) == self.job.terms.servers else []
-        members = pb.ToReplica(members=pb.Members(timeline=self.timeline, servers=addresses))
+        addresses = known if not self.job.shards.paused and len(known) == self.job.terms.servers else []
+        timeline = self.job.checkpoints.timeline
+        members = pb.ToReplica(members=pb.Members(timeline=timeline, servers=addresses))
         names = [name] if name else [r.name for r in self.job.replicas.joined("worker")]
         return [Send(n, members) for n in names]
+
+
+def partial_directory(checkpoint_dir: str, job: str, cut: int | str) -> str:
+    """Where servers write their parts of a cut: a checkpoint only once the master has renamed it."""
+    return f"{checkpoint_dir}/{job}.cut-{cut}.partial"
 
 
 def _opened(s: Shard) -> pb.Opened:

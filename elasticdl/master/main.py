@@ -14,6 +14,7 @@ from google.protobuf.json_format import MessageToDict
 
 from elasticdl import faults
 from elasticdl.cluster.local import LocalCluster
+from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.job import Job, Terms
 from elasticdl.core.plan import Plan
 from elasticdl.core.replicas import Budget
@@ -37,6 +38,7 @@ def terms_of(spec: JobSpec, training_records: int, validation_records: int) -> T
     limit = spec.limit("worker")
     budget = Budget(
         crashes=spec.relaunch_on_worker_failure,
+        server_crashes=spec.ps_relaunch_max_num,
         start_seconds=spec.start_seconds,
         reconnect_seconds=spec.reconnect_seconds,
         hang_seconds=spec.hang_seconds,
@@ -44,8 +46,14 @@ def terms_of(spec: JobSpec, training_records: int, validation_records: int) -> T
     )
     return Terms(
         str(spec.job_name), spec.num_workers, spec.num_ps_pods, plan, validation_records, spec.evaluation_steps,
-        spec.max_bad_records, bool(spec.output), budget, spec.audit,
+        spec.max_bad_records, bool(spec.output), budget, spec.audit, _schedule(spec),
     )  # fmt: skip
+
+
+def _schedule(spec: JobSpec) -> Schedule:
+    paths = names.JobPaths(Path(str(spec.state_dir)), str(spec.job_name))
+    own = Path(str(spec.checkpoint_dir)) == paths.checkpoint
+    return Schedule(spec.checkpoint_steps, spec.checkpoint_seconds, spec.keep_checkpoint_max, keep_transient=not own)
 
 
 def main() -> int:

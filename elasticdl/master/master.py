@@ -136,12 +136,16 @@ class Master:
                 self._inbox.put_nowait(e.RecordIdentified(shard, position, record, name))
             case c.ReportMetrics(version, metrics):
                 log.info(loglines.evaluation_metrics(version, json.loads(metrics)))
-            case c.PublishCheckpoint(_, version, counters, files):
+            case c.PublishCheckpoint(cut):
+                faults.point("master.before_publishing")
                 try:
-                    published = e.CheckpointPublished(self.actions.publish(self.job, version, counters, files))
+                    directory = self.actions.publish(effect, self.job.shards.bad_records)
+                    published = e.CheckpointPublished(cut, directory)
                 except OSError as error:
-                    published = e.CheckpointPublished("", f"{error.filename}: {error.strerror or error}")
+                    published = e.CheckpointPublished(cut, "", f"{error.filename}: {error.strerror or error}")
                 self._inbox.put_nowait(published)
+            case c.DeleteCheckpoints(directories):
+                await asyncio.to_thread(self.actions.delete, directories)
             case c.Announce(text):
                 self._announce(text)
             case c.FinishJob(outcome, reason):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from pathlib import Path
 
+from elasticdl.core.checkpoints import Checkpoint
 from elasticdl.core.job import Job
-from elasticdl.core.plan import BadRecord, EpochDone, Shard
+from elasticdl.core.plan import BadRecord, EpochDone, Position
 from elasticdl.data.dataset import Dataset
 from elasticdl.errors import JobFailed
 from elasticdl.job.spec import JobSpec
@@ -30,24 +30,13 @@ def restored(job: Job, directory: Path, spec: JobSpec, training: Dataset) -> Job
         raise JobFailed(
             f"{directory}: the checkpoint's place in the data has no meaning with another {', '.join(changed)}"
         )
-    shards = job.shards
-    shards.epoch, shards.index = manifest["next"]
-    shards.done = {int(epoch): EpochDone(b, r) for epoch, (b, r) in manifest["done"].items()}
-    shards.version = sum(d.batches for d in shards.done.values())
-    shards.bad_records = [BadRecord(*b) for b in manifest["bad_records"]]
-    for shard_id, (next_batch, _) in manifest["open"].items():
-        _, epoch, index = shard_id.split("/")
-        shard = shards.plan.shard(int(epoch), int(index))
-        if shard is None:
-            raise JobFailed(f"{directory}: the checkpoint holds shard {shard_id}, which this job does not have")
-        committed = manifest["committed"][shard_id]
-        shard.next_batch = committed
-        shards._advance(shard, next_batch)
-        _open(shards.waiting, shard)
+    done = {int(epoch): EpochDone(b, r) for epoch, (b, r) in manifest["done"].items()}
+    position = Position(manifest["version"], manifest["next"], manifest["open"], done)
+    try:
+        job.shards.go_back(position)
+    except ValueError as error:
+        raise JobFailed(f"{directory}: {error}") from error
+    job.shards.bad_records = [BadRecord(*b) for b in manifest["bad_records"]]
+    job.evaluation.go_back(position.version)
+    job.checkpoints.known = [Checkpoint(str(directory), position, lasting=True)]
     return job
-
-
-def _open(waiting: list[Shard], shard: Shard) -> None:
-    if shard.next_batch < shard.batches:
-        shard.attempt = 1  # servers know it: its counter is in their part of the checkpoint
-        insort(waiting, shard, key=lambda s: s.order)

@@ -42,6 +42,8 @@ def phase(job: Job) -> str:
         return job.outcome
     if job.stopping:
         return "stopping"
+    if job.shards.paused and job.checkpoints.timeline > 1:
+        return "going back"
     if job.shards.paused or (not job.shards.version and not job.shards.leased):
         return "starting"
     if job.auditing and not job.audited:
@@ -80,6 +82,8 @@ def status(job: Job, chronicle: Chronicle, now: float, master_starts: int) -> pb
         audit=job.audited,
         checkpoint=job.checkpoint,
         master_starts=master_starts,
+        timeline=job.checkpoints.timeline,
+        repeated_batches=job.repeated,
     )
     for version, metrics in job.evaluation.done:
         out.evaluations.add(version=version, metrics=json.loads(metrics))

@@ -1,14 +1,15 @@
 """Which batches a server has applied: the decision what to do with a push, without any I/O.
 
 Lower than expected: a repeat, acknowledged and not applied. Equal: applied. Higher: the sender must start again from
-the expected one. A push of a lease the server has not heard of yet waits; one of an older lease, of a closed shard or
-of an older timeline is refused.
+the expected one. A push of a lease the server has not heard of yet waits; one of an older lease or of a closed shard is
+refused; of one in another timeline its sender hears that it is over.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Self
 
 from elasticdl.wire import control_pb2 as pb
 
@@ -19,6 +20,7 @@ class Verdict(Enum):
     RESEND = "resend"
     WAIT = "wait"
     REFUSE = "refuse"
+    OVER = "over"
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,11 @@ class Barrier:
     at: int
     limits: dict[str, int] = field(default_factory=dict)
     reported: bool = False
-    frozen: bool = False
 
 
 @dataclass
 class Ledger:
-    timeline: int = 0
+    timeline: int = 0  # 0: nothing was restored yet
     version: int = 0  # batches applied here
     entries: dict[str, Entry] = field(default_factory=dict)
     closed: dict[int, set[int]] = field(default_factory=dict)  # epoch -> shards
@@ -73,7 +74,7 @@ class Ledger:
     def judge(self, push: Push) -> Ruling:
         """What to do with a push; the caller applies it and then says so with `applied`."""
         if push.timeline != self.timeline:
-            return Ruling(Verdict.REFUSE, reason=f"timeline {push.timeline} is over; it is {self.timeline} now")
+            return Ruling(Verdict.OVER, reason=self.over(push.timeline))
         if push.epoch < self.first_epoch or push.index in self.closed.get(push.epoch, ()):
             return Ruling(Verdict.REFUSE, reason=f"shard {push.shard} is closed")
         entry = self.entries.get(push.shard)
@@ -96,6 +97,18 @@ class Ledger:
         self.version += 1
         if self.barrier is not None:
             self.barrier.reported = False
+
+    def over(self, timeline: int) -> str:
+        """Why something said in another timeline does not count."""
+        if not self.timeline:
+            return "this server has yet to be told where to begin"
+        return f"timeline {timeline} is over; it is {self.timeline} now"
+
+    @classmethod
+    def restored(cls, m: pb.Restore) -> Self:
+        """As a checkpoint left it. Shards that are not open there are done or fresh: nobody has a lease on them yet."""
+        entries = {o.shard: Entry(o.attempt, o.next_batch, o.batches) for o in m.open}
+        return cls(m.timeline, m.version, entries)
 
     # What the master says.
 

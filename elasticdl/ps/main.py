@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import threading
 import uuid
 from pathlib import Path
@@ -45,8 +46,7 @@ async def _serve(spec: JobSpec, replica: str) -> int:
     def say(message: pb.FromReplica) -> None:
         loop.call_soon_threadsafe(link.send, message)
 
-    init_from = Path(spec.checkpoint_dir_for_init) if spec.checkpoint_dir_for_init else None
-    service = Service(index, spec.num_ps_pods, spec.seed, token, say, init_from=init_from)
+    service = Service(index, spec.num_ps_pods, spec.seed, token, say)
     hello.address = service.address
     log.info("Serving parameters at %s", service.address)
 
@@ -56,7 +56,27 @@ async def _serve(spec: JobSpec, replica: str) -> int:
         else:
             service.direct(message)
 
-    link = Link(address, token, lambda: pb.FromReplica(hello=hello), receive, spec.master_grace_seconds)
+    def greet() -> pb.FromReplica:
+        hello.timeline = service.ledger.timeline
+        return pb.FromReplica(hello=hello)
+
+    link = Link(address, token, greet, receive, spec.master_grace_seconds)
+    leaving = asyncio.Event()
+
+    async def go_without_master() -> None:
+        await link.broken.wait()
+        over.set()
+
+    def leave() -> None:
+        """Ask for this server's part to be saved; who has no master to ask, or is told twice, goes at once."""
+        if leaving.is_set() or link.broken.is_set():
+            over.set()
+        leaving.set()
+        link.send(pb.FromReplica(leaving=pb.Leaving()))
+        tasks.append(asyncio.create_task(go_without_master()))
+
+    tasks: list[asyncio.Task[None]] = []
+    loop.add_signal_handler(signal.SIGTERM, leave)
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -75,7 +95,7 @@ async def _serve(spec: JobSpec, replica: str) -> int:
         service.stop()
     await asyncio.to_thread(thread.join)
     stream_failed = stream in done and stream.exception()
-    for task in (stream, ended):
+    for task in (stream, ended, *tasks):
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError, ElasticDLError):
         await stream
@@ -83,4 +103,4 @@ async def _serve(spec: JobSpec, replica: str) -> int:
         raise failed[0]
     if stream_failed:
         raise stream_failed
-    return 0
+    return 128 + signal.SIGTERM if leaving.is_set() else 0

@@ -15,14 +15,16 @@ from typing import Any
 
 import zmq
 
+from elasticdl import faults
 from elasticdl.errors import DataError
 from elasticdl.job.parameters import ParametersSpec
 from elasticdl.ps import snapshot
-from elasticdl.ps.ledger import Entry, Ledger, Push, Verdict
+from elasticdl.ps.ledger import Ledger, Push, Verdict
 from elasticdl.ps.parameters import Parameters
 from elasticdl.ps.placement import place
+from elasticdl.ps.saving import Chain, Saving
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.frames import Answer, BadFrame, Header, Op, floats, ids
+from elasticdl.wire.frames import FRAME_BYTES, Answer, BadFrame, Header, Op, cut, floats, ids, joined
 
 log = logging.getLogger(__name__)
 
@@ -46,19 +48,17 @@ class Service:
 
     def __init__(
         self, index: int, servers: int, seed: int, token: str, say: Callable[[pb.FromReplica], None],
-        host: str = "127.0.0.1", init_from: Path | None = None, unknown_seconds: float = UNKNOWN_SECONDS,
+        host: str = "127.0.0.1", unknown_seconds: float = UNKNOWN_SECONDS,
     ) -> None:  # fmt: skip
         self.index, self.servers, self.seed, self.token, self.say = index, servers, seed, token, say
         self.unknown_seconds = unknown_seconds
         self.ledger = Ledger()
         self.parameters: Parameters | None = None
-        self.init_from = init_from
+        self._begin_from: tuple[Path, list[list[snapshot.File]]] | None = None
+        self._chain = Chain()
+        self._saving: Saving | None = None
+        self._told_saved = False
         self._freeze_later: pb.Freeze | None = None
-        if init_from is not None:
-            manifest = snapshot.read_manifest(init_from)
-            self.ledger.version = manifest["version"]
-            for shard, (next_batch, batches) in manifest["open"].items():
-                self.ledger.entries[shard] = Entry(0, next_batch, batches)
         self._greeted: set[bytes] = set()
         self._waiting: dict[tuple[bytes, str], Waiting] = {}
         self._directives: queue.SimpleQueue[pb.ToReplica | None] = queue.SimpleQueue()
@@ -70,7 +70,8 @@ class Service:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         # A client that reconnects is itself again, even where its old connection has not been noticed to be dead.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, 1 << 31)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
         self._socket.bind(f"tcp://{host}:*")
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -94,7 +95,8 @@ class Service:
         poller.register(self._bell, zmq.POLLIN)
         try:
             while True:
-                ready = dict(poller.poll(int(min(1.0, self.unknown_seconds) * 1000)))
+                feeding = self._saving is not None and self._saving.feed()
+                ready = dict(poller.poll(0 if feeding else int(min(1.0, self.unknown_seconds) * 1000)))
                 if self._bell.fileno() in ready:
                     self._bell.recv(4096)
                     if not self._obey():
@@ -102,7 +104,9 @@ class Service:
                 if self._socket in ready:
                     self._serve()
                 self._expire()
+                self._saved()
         finally:
+            self._give_up_saving()
             self._socket.close(0)
             self._context.term()
             self._bell.close()
@@ -123,25 +127,75 @@ class Service:
 
     def _directive(self, m: pb.ToReplica) -> None:
         self.ledger.direct(m)
-        if m.WhichOneof("body") == "freeze":
-            self._freeze(m.freeze)
-        elif m.WhichOneof("body") == "drop_view" and self.parameters is not None:
-            self.parameters.release(m.drop_view.cut)
+        match m.WhichOneof("body"):
+            case "freeze":
+                self._freeze(m.freeze)
+            case "settle":
+                self._settle_save(m.settle)
+            case "restore":
+                self._restore(m.restore)
+            case "drop_view" if self.parameters is not None:
+                self.parameters.release(m.drop_view.cut)
 
     def _freeze(self, freeze: pb.Freeze) -> None:
-        frozen = pb.Frozen(cut=freeze.cut)
         if self.parameters is None:
             self._freeze_later = freeze  # a job that starts from a checkpoint may be cut before a worker is there
             return
         if freeze.purpose == "view":
             self.parameters.pin(freeze.cut)
+        elif self._saving is None or self._saving.cut != freeze.cut:
+            self._give_up_saving()
+            faults.point("server.before_freeze")
+            self._saving = Saving(self.parameters, freeze.cut, Path(freeze.directory), self._chain, self._ring)
+            self._told_saved = False
         else:
+            self._told_saved = False  # asked again: what was said got lost
+        self.say(pb.FromReplica(frozen=pb.Frozen(cut=freeze.cut)))
+
+    def _saved(self) -> None:
+        """Tell the master once a part is on disk."""
+        saving = self._saving
+        if saving is not None and saving.finished and not self._told_saved:
+            self._told_saved = True
+            part = "" if saving.error else saving.part()
+            self.say(pb.FromReplica(wrote=pb.Wrote(cut=saving.cut, part=part, error=saving.error)))
+
+    def _settle_save(self, settle: pb.Settle) -> None:
+        saving = self._saving
+        if saving is None or saving.cut != settle.cut:
+            return
+        self._saving = None
+        saving.settle(settle.published)
+        if settle.published:
+            self._chain = Chain(Path(settle.directory), saving.files)
+
+    def _give_up_saving(self) -> None:
+        if self._saving is not None:
+            self._saving.settle(False)
+            self._saving = None
+
+    def _restore(self, restore: pb.Restore) -> None:
+        """Forget everything; the checkpoint is checked now, and read when the first worker says what it is for."""
+        restored = pb.Restored(timeline=restore.timeline)
+        if restore.timeline != self.ledger.timeline:
+            self._give_up_saving()
+            self.parameters, self._freeze_later = None, None
+            self._chain = Chain()
+            self._waiting.clear()
             try:
-                directory = Path(freeze.directory) / f"version-{self.ledger.version}"
-                frozen.detail = snapshot.save_part(self.parameters, directory)
-            except OSError as error:
-                frozen.error = f"{freeze.directory}: {error.strerror or error}"
-        self.say(pb.FromReplica(frozen=frozen))
+                if restore.directory:
+                    directory = Path(restore.directory)
+                    parts = snapshot.needed(snapshot.read_manifest(directory), self.index, self.servers)
+                    snapshot.verify(directory, [f for p in parts for f in p])
+                    self._begin_from = directory, parts
+                    faults.point("server.restoring")
+                else:
+                    self._begin_from = None
+                self.ledger = Ledger.restored(restore)
+                log.info("Timeline %d begins at version %d", restore.timeline, restore.version)
+            except DataError as error:
+                restored.error = f"{error.path}: {error.what}"
+        self.say(pb.FromReplica(restored=restored))
 
     # Requests.
 
@@ -158,11 +212,12 @@ class Service:
                 if not frames:
                     raise BadFrame("a message without frames")
                 header = Header.unpack(frames[0])
+                body = joined(frames[1:])
             except BadFrame as error:
                 log.warning("Refused a message: %s", error)
                 continue
             try:
-                self._request(sender, header, frames[1:])
+                self._request(sender, header, body)
             except (DataError, KeyError, ValueError, OverflowError, MemoryError) as error:
                 text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
                 log.warning("Refused %s: %s", header.op.name, text)
@@ -176,12 +231,12 @@ class Service:
                 raise BadFrame("not the token of this job")
             self._greeted.add(sender)
             return self._answer(sender, header, Answer.OK)
-        if sender not in self._greeted:
-            raise BadFrame("the job's token was not given")
+        if sender not in self._greeted:  # perhaps it greeted this server's predecessor
+            return self._over(sender, header, "the job's token was not given")
+        if header.timeline != self.ledger.timeline:
+            return self._over(sender, header, self.ledger.over(header.timeline))
         if header.op is Op.DECLARE:
             return self._declare(sender, header, body)
-        if header.timeline != self.ledger.timeline:
-            raise BadFrame(f"timeline {header.timeline} is over; it is {self.ledger.timeline} now")
         parameters = self._declared()
         if header.op is Op.PUSH:
             key = (sender, f"train/{header.epoch}/{header.index}")
@@ -209,8 +264,9 @@ class Service:
         if self.parameters is None:
             self._check_sizes(spec, body)
             parameters = Parameters(spec, self.index, self.servers, self.seed)
-            if self.init_from is not None:
-                snapshot.restore(parameters, self.init_from)
+            if self._begin_from is not None:
+                snapshot.restore(parameters, *self._begin_from)
+                self._continue_chain(parameters, *self._begin_from)
             else:
                 parameters.weights[:] = floats(body[1], len(parameters.weights), "initial values")
                 parameters.state[:] = floats(body[2], len(parameters.state), "initial state")
@@ -224,6 +280,13 @@ class Service:
         elif spec != self.parameters.spec:
             raise BadFrame("another worker declared a different model: did the model file change during the job?")
         self._answer(sender, header, Answer.OK)
+
+    def _continue_chain(self, parameters: Parameters, directory: Path, parts: list[list[snapshot.File]]) -> None:
+        """What was read need not be written again, where it is this server's own part."""
+        for store in parameters.tables:
+            store.release(store.mark())
+        if len(parts) == 1 and parts[0][-1]["name"].startswith(f"ps-{self.index}-of-{self.servers}."):
+            self._chain = Chain(directory, parts[0])
 
     def _check_sizes(self, spec: ParametersSpec, body: Frames) -> None:
         """Before anything is allocated: the values sent are as many as the shapes say."""
@@ -264,6 +327,9 @@ class Service:
         if ruling.verdict is Verdict.REFUSE:
             self._refuse(w.sender, h, ruling.reason)
             return False
+        if ruling.verdict is Verdict.OVER:
+            self._over(w.sender, h, ruling.reason)
+            return False
         if ruling.verdict is Verdict.APPLY:
             try:
                 self._apply(h, w.body)
@@ -301,7 +367,10 @@ class Service:
 
     def _answer(self, sender: bytes, h: Header, answer: Answer, *body: Any, batch: int = 0) -> None:
         reply = Header(h.op, h.request, h.timeline, answer, batch=batch, view=self.ledger.version)
-        self._socket.send_multipart([sender, reply.pack(), *body], copy=False)
+        self._socket.send_multipart([sender, reply.pack(), *cut(body)], copy=False)
+
+    def _over(self, sender: bytes, h: Header, reason: str) -> None:
+        self._answer(sender, h, Answer.OVER, reason.encode())
 
     def _refuse(self, sender: bytes, h: Header, reason: str) -> None:
         self._answer(sender, h, Answer.REFUSED, reason.encode())

@@ -1,37 +1,44 @@
-"""A server's part of a checkpoint on disk: safetensors, written under another name and renamed when complete."""
+"""A checkpoint on disk: its manifest, and how servers are filled from the parts that servers wrote."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import google_crc32c
 import numpy as np
+import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from typing_extensions import TypedDict
 
 from elasticdl.errors import DataError
 from elasticdl.job.parameters import ParametersSpec
-from elasticdl.ps.parameters import EXPORT_ROWS, Parameters
+from elasticdl.ps.parameters import Parameters
 from elasticdl.ps.placement import gather_index, place, servers_of
 
 MANIFEST = "manifest.json"
 REMEDY = "Name another checkpoint, or start without --checkpoint_dir_for_init."
 
 
+class File(TypedDict):
+    name: str
+    bytes: int
+    crc32c: int
+
+
 class Manifest(TypedDict):
     """What a checkpoint consists of, and where in the data it stands."""
 
+    cut: int
     version: int
-    files: dict[str, str]  # server -> file
+    files: dict[str, list[File]]  # server -> its files, each on top of the one before
     open: dict[str, tuple[int, int]]  # shard -> next batch, batches
     next: tuple[int, int]  # epoch and index of the next fresh shard
     done: dict[str, tuple[int, int]]  # epoch -> batches, records
-    committed: dict[str, int]  # shard -> batches of it that are in `done`
     bad_records: list[tuple[int, str, str]]
     training_data: str  # fingerprint
     minibatch_size: int
@@ -53,7 +60,12 @@ def durable(path: Path) -> Iterator[BinaryIO]:
         f.flush()
         os.fsync(f.fileno())
     partial.rename(path)
-    directory = os.open(path.parent, os.O_RDONLY)
+    fsync_directory(path.parent)
+
+
+def fsync_directory(path: Path) -> None:
+    """A rename outlives the machine only when the directory is written too."""
+    directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:
@@ -63,59 +75,6 @@ def durable(path: Path) -> Iterator[BinaryIO]:
 def write_durably(path: Path, data: bytes) -> None:
     with durable(path) as f:
         f.write(data)
-
-
-def save_part(parameters: Parameters, directory: Path) -> str:
-    """Write everything this server holds; the name of the file.
-
-    safetensors, but written by hand: the library wants all tensors in memory, which for tables is as much again as
-    the server already uses.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    dense = {"weights": parameters.weights, "slots": parameters.slots, "state": parameters.state}
-    header: dict[str, Any] = {
-        "__metadata__": {
-            "spec": parameters.spec.model_dump_json(),
-            "index": str(parameters.index),
-            "servers": str(parameters.servers),
-        }
-    }
-    end = 0
-
-    def lay_out(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> int:
-        nonlocal end
-        start, end = end, end + nbytes
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-        return start
-
-    counts = [len(store) for store in parameters.tables]
-    tables = zip(parameters.spec.tables, parameters.table_optimizers, strict=True)
-    widths = [table.dim * (1 + optimizer.slots) for table, optimizer in tables]
-    # 64-bit values first, so that everything stays aligned.
-    ids_at = [lay_out(f"table.{i}.ids", "I64", (n,), 8 * n) for i, n in enumerate(counts)]
-    rows_at = [
-        lay_out(f"table.{i}.rows", "F32", (n, w), 4 * n * w)
-        for i, (n, w) in enumerate(zip(counts, widths, strict=True))
-    ]
-    for name, values in dense.items():
-        lay_out(name, "F32", values.shape, values.nbytes)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    begin = 8 + len(text)
-    name = f"ps-{parameters.index}-of-{parameters.servers}.safetensors"
-    with durable(directory / name) as f:
-        f.write(len(text).to_bytes(8, "little") + text)
-        for i, store in enumerate(parameters.tables):
-            for start in range(0, counts[i], EXPORT_ROWS):
-                ids, rows = store.export_rows(start, EXPORT_ROWS)
-                f.seek(begin + ids_at[i] + 8 * start)
-                f.write(ids.data)
-                f.seek(begin + rows_at[i] + 4 * start * widths[i])
-                f.write(rows.data)
-        f.seek(begin + header["weights"]["data_offsets"][0])
-        for values in dense.values():
-            f.write(values.data)
-    return name
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -132,39 +91,85 @@ def read_manifest(directory: Path) -> Manifest:
         raise DataError(str(path), f"the manifest cannot be read ({error.strerror or error})", REMEDY) from error
 
 
-def restore(parameters: Parameters, directory: Path) -> None:
-    """Fill a server from a checkpoint made by any number of servers."""
-    files = sorted(read_manifest(directory)["files"].values())
+def crc32c(crc: int, piece: npt.NDArray[np.uint8]) -> int:
+    """The checksum of what came before and this piece."""
+    return int(google_crc32c.extend(crc, piece))
+
+
+def checksum(path: Path) -> int:
+    crc, piece = 0, np.empty(1 << 20, np.uint8)
+    with path.open("rb", buffering=0) as f:
+        while got := f.readinto(piece.data):
+            crc = crc32c(crc, piece[:got])
+    return crc
+
+
+def verify(directory: Path, files: Iterable[File]) -> None:
+    """Whether the files are what was written; a DataError names the first that is not."""
+    for file in files:
+        path = directory / file["name"]
+        try:
+            size = path.stat().st_size
+            found = checksum(path) if size == file["bytes"] else None
+        except OSError as error:
+            what = f"this part of the checkpoint cannot be read ({error.strerror or error})"
+            raise DataError(str(path), what, REMEDY) from error
+        if found is None:
+            raise DataError(str(path), f"this part of the checkpoint has {size} bytes, not {file['bytes']}", REMEDY)
+        if found != file["crc32c"]:
+            raise DataError(str(path), "this part of the checkpoint is damaged: its checksum is wrong", REMEDY)
+
+
+def needed(manifest: Manifest, index: int, servers: int) -> list[list[File]]:
+    """The parts that a server must read: its own where the number of servers is the same, else all of them."""
+    parts = list(manifest["files"].values())
+    mine = [p for p in parts if p[-1]["name"].startswith(f"ps-{index}-of-{servers}.")]
+    return mine if len(parts) == servers and mine else parts
+
+
+def restore(parameters: Parameters, directory: Path, parts: list[list[File]]) -> None:
+    """Fill a server from the parts of a checkpoint, made by any number of servers."""
     trainable = tuple(v for v in parameters.spec.variables if v.trainable)
     state = tuple(v for v in parameters.spec.variables if not v.trainable)
     slots = parameters.optimizer.slots
     all_weights = np.zeros(sum(v.size for v in trainable), np.float32)
     all_slots = np.zeros((slots, len(all_weights)), np.float32)
     all_state = np.zeros(sum(v.size for v in state), np.float32)
-    seen = set()
-    for name in files:
-        with _part(directory / name) as saved:
-            about = saved.metadata() or {}
-            _compare(parameters.spec, ParametersSpec.model_validate_json(about["spec"]), directory)
-            index, servers = int(about["index"]), int(about["servers"])
-            if servers != len(files) or index in seen or not 0 <= index < servers:
-                raise ValueError(f"it is part {index} of {servers}, and the manifest names {len(files)} files")
-            seen.add(index)
-            where = gather_index(place(trainable, servers)[index])
-            all_weights[where] = saved.get_tensor("weights")
-            all_slots[:, where] = saved.get_tensor("slots").reshape(slots, len(where))
-            all_state[gather_index(place(state, servers)[index])] = saved.get_tensor("state")
-            for number, store in enumerate(parameters.tables):
-                ids, rows = saved.get_slice(f"table.{number}.ids"), saved.get_slice(f"table.{number}.rows")
-                count = ids.get_shape()[0]
-                for start in range(0, count, EXPORT_ROWS):
-                    stop = min(start + EXPORT_ROWS, count)
-                    some = ids[start:stop]
-                    mine = servers_of(some, parameters.servers) == parameters.index
-                    store.import_rows(some[mine], np.ascontiguousarray(rows[start:stop][mine]))
+    for part in parts:
+        for file in part:
+            with _part(directory / file["name"]) as saved:
+                about = saved.metadata() or {}
+                _compare(parameters.spec, ParametersSpec.model_validate_json(about["spec"]), directory)
+                index, servers = int(about["index"]), int(about["servers"])
+                _restore_tables(parameters, saved, index, servers)
+                if file is part[-1]:
+                    where = gather_index(place(trainable, servers)[index])
+                    all_weights[where] = saved.get_tensor("weights")
+                    all_slots[:, where] = saved.get_tensor("slots").reshape(slots, len(where))
+                    all_state[gather_index(place(state, servers)[index])] = saved.get_tensor("state")
     parameters.weights[:] = all_weights[parameters.trainable_index]
     parameters.slots[:] = all_slots[:, parameters.trainable_index].reshape(-1)
     parameters.state[:] = all_state[parameters.state_index]
+
+
+def _restore_tables(parameters: Parameters, saved: Any, index: int, servers: int) -> None:
+    names = set(saved.keys())
+    same = (index, servers) == (parameters.index, parameters.servers)
+    for number, store in enumerate(parameters.tables):
+        removed = saved.get_tensor(f"table.{number}.removed")
+        if len(removed):
+            store.remove(removed)
+        piece = 0
+        while f"table.{number}.ids.{piece}" in names:
+            ids, rows = (
+                saved.get_tensor(f"table.{number}.ids.{piece}"),
+                saved.get_tensor(f"table.{number}.rows.{piece}"),
+            )
+            if not same:
+                mine = servers_of(ids, parameters.servers) == parameters.index
+                ids, rows = ids[mine], np.ascontiguousarray(rows[mine])
+            store.import_rows(ids, rows)
+            piece += 1
 
 
 @contextmanager

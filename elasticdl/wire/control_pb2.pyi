@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromReplica(_message.Message):
-    __slots__ = ("hello", "progress", "completed", "failed", "returned", "leaving", "held", "frozen", "unfit")
+    __slots__ = ("hello", "progress", "completed", "failed", "returned", "leaving", "held", "frozen", "unfit", "wrote", "restored")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,8 @@ class FromReplica(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
     UNFIT_FIELD_NUMBER: _ClassVar[int]
+    WROTE_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     progress: Progress
     completed: Completed
@@ -25,23 +27,27 @@ class FromReplica(_message.Message):
     held: Held
     frozen: Frozen
     unfit: Unfit
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ..., unfit: _Optional[_Union[Unfit, _Mapping]] = ...) -> None: ...
+    wrote: Wrote
+    restored: Restored
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ..., unfit: _Optional[_Union[Unfit, _Mapping]] = ..., wrote: _Optional[_Union[Wrote, _Mapping]] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "replica", "incarnation", "address", "capacity", "holdings")
+    __slots__ = ("protocol", "replica", "incarnation", "address", "capacity", "holdings", "timeline")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     replica: str
     incarnation: str
     address: str
     capacity: int
     holdings: _containers.RepeatedCompositeFieldContainer[Holding]
-    def __init__(self, protocol: _Optional[int] = ..., replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., capacity: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ...) -> None: ...
+    timeline: int
+    def __init__(self, protocol: _Optional[int] = ..., replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., capacity: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., timeline: _Optional[int] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("shard", "attempt", "next_batch", "completed", "result")
@@ -128,17 +134,31 @@ class Held(_message.Message):
     def __init__(self, cut: _Optional[int] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ...) -> None: ...
 
 class Frozen(_message.Message):
-    __slots__ = ("cut", "detail", "error")
+    __slots__ = ("cut",)
     CUT_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    cut: int
+    def __init__(self, cut: _Optional[int] = ...) -> None: ...
+
+class Wrote(_message.Message):
+    __slots__ = ("cut", "part", "error")
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     cut: int
-    detail: str
+    part: str
     error: str
-    def __init__(self, cut: _Optional[int] = ..., detail: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+    def __init__(self, cut: _Optional[int] = ..., part: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class Restored(_message.Message):
+    __slots__ = ("timeline", "error")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    error: str
+    def __init__(self, timeline: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ToReplica(_message.Message):
-    __slots__ = ("welcome", "members", "grant", "revoke", "close", "hold", "advance", "freeze", "release", "drop_view", "shutdown", "opened", "open_shards", "close_shard", "close_epoch")
+    __slots__ = ("welcome", "members", "grant", "revoke", "close", "hold", "advance", "freeze", "release", "drop_view", "shutdown", "opened", "open_shards", "close_shard", "close_epoch", "restore", "settle")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +174,8 @@ class ToReplica(_message.Message):
     OPEN_SHARDS_FIELD_NUMBER: _ClassVar[int]
     CLOSE_SHARD_FIELD_NUMBER: _ClassVar[int]
     CLOSE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     members: Members
     grant: Grant
@@ -169,15 +191,15 @@ class ToReplica(_message.Message):
     open_shards: OpenShards
     close_shard: CloseShard
     close_epoch: CloseEpoch
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., drop_view: _Optional[_Union[DropView, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., open_shards: _Optional[_Union[OpenShards, _Mapping]] = ..., close_shard: _Optional[_Union[CloseShard, _Mapping]] = ..., close_epoch: _Optional[_Union[CloseEpoch, _Mapping]] = ...) -> None: ...
+    restore: Restore
+    settle: Settle
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., drop_view: _Optional[_Union[DropView, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., open_shards: _Optional[_Union[OpenShards, _Mapping]] = ..., close_shard: _Optional[_Union[CloseShard, _Mapping]] = ..., close_epoch: _Optional[_Union[CloseEpoch, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("master_epoch", "timeline")
+    __slots__ = ("master_epoch",)
     MASTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     master_epoch: int
-    timeline: int
-    def __init__(self, master_epoch: _Optional[int] = ..., timeline: _Optional[int] = ...) -> None: ...
+    def __init__(self, master_epoch: _Optional[int] = ...) -> None: ...
 
 class Members(_message.Message):
     __slots__ = ("timeline", "servers")
@@ -293,6 +315,28 @@ class Release(_message.Message):
     cut: int
     def __init__(self, cut: _Optional[int] = ...) -> None: ...
 
+class Restore(_message.Message):
+    __slots__ = ("timeline", "directory", "version", "open")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    directory: str
+    version: int
+    open: _containers.RepeatedCompositeFieldContainer[Opened]
+    def __init__(self, timeline: _Optional[int] = ..., directory: _Optional[str] = ..., version: _Optional[int] = ..., open: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ...) -> None: ...
+
+class Settle(_message.Message):
+    __slots__ = ("cut", "published", "directory")
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    cut: int
+    published: bool
+    directory: str
+    def __init__(self, cut: _Optional[int] = ..., published: bool = ..., directory: _Optional[str] = ...) -> None: ...
+
 class DropView(_message.Message):
     __slots__ = ("cut",)
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -320,7 +364,7 @@ class StopReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("job", "phase", "reason", "records_done", "records_total", "epoch", "epochs", "version", "version_total", "loss", "has_loss", "records_per_second", "evaluations", "replicas", "decisions", "losses", "recovery_seconds", "bad_records", "started_at", "now", "output", "checkpoint", "master_starts", "epochs_done", "audit")
+    __slots__ = ("job", "phase", "reason", "records_done", "records_total", "epoch", "epochs", "version", "version_total", "loss", "has_loss", "records_per_second", "evaluations", "replicas", "decisions", "losses", "recovery_seconds", "bad_records", "started_at", "now", "output", "checkpoint", "master_starts", "epochs_done", "audit", "timeline", "repeated_batches")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -346,6 +390,8 @@ class Status(_message.Message):
     MASTER_STARTS_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_DONE_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_BATCHES_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     reason: str
@@ -371,7 +417,9 @@ class Status(_message.Message):
     master_starts: int
     epochs_done: _containers.RepeatedCompositeFieldContainer[EpochStatus]
     audit: str
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., version: _Optional[int] = ..., version_total: _Optional[int] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., records_per_second: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationStatus, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., losses: _Optional[int] = ..., recovery_seconds: _Optional[_Iterable[float]] = ..., bad_records: _Optional[_Iterable[str]] = ..., started_at: _Optional[float] = ..., now: _Optional[float] = ..., output: _Optional[str] = ..., checkpoint: _Optional[str] = ..., master_starts: _Optional[int] = ..., epochs_done: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., audit: _Optional[str] = ...) -> None: ...
+    timeline: int
+    repeated_batches: int
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., version: _Optional[int] = ..., version_total: _Optional[int] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., records_per_second: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationStatus, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., losses: _Optional[int] = ..., recovery_seconds: _Optional[_Iterable[float]] = ..., bad_records: _Optional[_Iterable[str]] = ..., started_at: _Optional[float] = ..., now: _Optional[float] = ..., output: _Optional[str] = ..., checkpoint: _Optional[str] = ..., master_starts: _Optional[int] = ..., epochs_done: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., audit: _Optional[str] = ..., timeline: _Optional[int] = ..., repeated_batches: _Optional[int] = ...) -> None: ...
 
 class EpochStatus(_message.Message):
     __slots__ = ("epoch", "records", "batches")

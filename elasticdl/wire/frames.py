@@ -1,14 +1,16 @@
 """Frames of the data plane: a fixed header and raw little-endian buffers, checked before they are believed.
 
-    request   header | body frames of the operation
-    answer    header | body frames, or one frame of UTF-8 text when refused or over
+    request   header | parts of the operation
+    answer    header | parts, or one of UTF-8 text when refused or over
 
-No frame is ever unpickled, and no size from the wire is allocated before it was compared with what is expected.
+A part longer than a frame goes in several: full ones, then one that is not, so that the two sides of a connection and
+its encryption all work at once. No frame is ever unpickled, and no size from the wire is allocated before it was compared with what is expected.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -17,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 MAGIC = b"EDL1"
+FRAME_BYTES = 1 << 20  # no frame is longer
 _HEADER = struct.Struct("<4sBBHQQQIIIIQd")
 
 
@@ -79,6 +82,36 @@ class Header:
             )
         except ValueError as error:
             raise BadFrame(str(error)) from None
+
+
+def cut(parts: Iterable[Any]) -> Iterator[Any]:
+    """The frames of these parts: bytes or C-contiguous arrays, which must not change before they are sent."""
+    for part in parts:
+        view = memoryview(part)
+        if view.nbytes < FRAME_BYTES:
+            yield part
+            continue
+        flat = view.cast("B")
+        for start in range(0, view.nbytes + 1, FRAME_BYTES):
+            yield flat[start : start + FRAME_BYTES]
+
+
+def joined(frames: Sequence[memoryview]) -> list[memoryview]:
+    """The parts of these frames; those of one frame without a copy."""
+    parts: list[memoryview] = []
+    open_: list[memoryview] = []
+    for frame in frames:
+        if len(frame) == FRAME_BYTES:
+            open_.append(frame)
+        elif open_:
+            whole = np.concatenate([np.frombuffer(f, np.uint8) for f in (*open_, frame)])
+            parts.append(memoryview(whole))
+            open_ = []
+        else:
+            parts.append(frame)
+    if open_:
+        raise BadFrame("a message that ends in the middle of a part")
+    return parts
 
 
 def _values(frame: bytes | memoryview, dtype: str) -> npt.NDArray[Any]:

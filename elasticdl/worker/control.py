@@ -57,6 +57,16 @@ class Control:
             self._raise()
             return None if self._over else (self._session.servers, self._session.timeline)
 
+    def place(self) -> tuple[tuple[str, ...], int]:
+        """Where the servers are now, and on which timeline; no addresses while they are not all there."""
+        with self._changed:
+            return self._session.servers, self._session.timeline
+
+    def wait_for_timeline_after(self, timeline: int) -> None:
+        """Until the master tells of another timeline. It does as soon as it misses a server, or this worker ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or self._session.timeline != timeline)
+
     def queued(self) -> list[Work]:
         with self._changed:
             return list(self._session.queue.values())

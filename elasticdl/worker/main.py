@@ -13,13 +13,13 @@ from types import FrameType
 from elasticdl import faults
 from elasticdl.cluster.protocol import EXIT_OUT_OF_MEMORY
 from elasticdl.data.dataset import Dataset
-from elasticdl.errors import DataError, ElasticDLError, Refused
+from elasticdl.errors import DataError, ElasticDLError, JobFailed
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
 from elasticdl.frameworks.trainable import Arrays
 from elasticdl.job import names
 from elasticdl.job.loglines import configure_logging
 from elasticdl.job.spec import JobSpec
-from elasticdl.ps.client import Client, Interrupted
+from elasticdl.ps.client import Client
 from elasticdl.worker import audit
 from elasticdl.worker.batches import Source, load
 from elasticdl.worker.control import Control
@@ -83,16 +83,11 @@ def _work(spec: JobSpec, replica: str, directory: Path) -> int:
     if found is not None:
         client = Client(found[0], token, audit.added(held) if spec.audit else held, found[1])
         control.on_change(client.interrupt)
-        client.called_off_by(control.over)
         try:
-            client.declare(*model.initial())
-        except Interrupted:
-            pass  # the loop sees why
-        except Refused as refusal:
-            control.unfit(f"the servers do not take this model: {refusal}")
-            control.close()
+            Worker(spec, code, model, training, sources.get("evaluation"), control, client).run()
+        except JobFailed:
+            control.close()  # the master hears why
             raise
-        Worker(spec, code, model, training, sources.get("evaluation"), control, client).run()
         client.close()
     control.close()
     log.info("Done: %s", session.shutdown or "leaving")

@@ -60,7 +60,7 @@ class Session:
     def receive(self, message: pb.ToReplica) -> None:
         kind = message.WhichOneof("body")
         if kind == "welcome":
-            self.master_epoch, self.timeline = message.welcome.master_epoch, message.welcome.timeline
+            self.master_epoch = message.welcome.master_epoch
         elif kind == "members":
             self.servers, self.timeline = tuple(message.members.servers), message.members.timeline
         elif kind == "grant":

@@ -5,18 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from elasticdl import faults
-from elasticdl.errors import DataError, ModelError, Refused
+from elasticdl.errors import DataError, JobFailed, ModelError, Refused
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.trainable import FloatArray, IdArray, StepResult, Trainable
 from elasticdl.job.loglines import loss_line
 from elasticdl.job.spec import JobSpec
-from elasticdl.ps.client import Batch, Client, Interrupted, Resend
+from elasticdl.ps.client import Batch, Client, Interrupted, Resend, TimelineOver
 from elasticdl.worker import audit
 from elasticdl.worker.batches import Ahead, Minibatch, Source, load
 from elasticdl.worker.control import Control
@@ -36,8 +37,8 @@ class ServerRows:
     def rows(self, table: str, ids: IdArray) -> FloatArray:
         return self.client.rows(table, ids, self.view, self.create)
 
-    def ids(self, table: str) -> IdArray:
-        return self.client.export_ids(table)
+    def chunks(self, table: str) -> Iterator[tuple[IdArray, FloatArray]]:
+        return self.client.export_rows(table)
 
 
 class Worker:
@@ -57,21 +58,42 @@ class Worker:
         self.ahead = Ahead(code.feed, spec.minibatch_size)
         self._logged = -1
         self._evaluating = 0  # the view whose values the model holds
+        self._timeline = 0  # the one in which the servers know the model
 
     def run(self) -> None:
         """Work until there is no more, or the master says so."""
         while (work := self.control.wait_for_work()) is not None:
             self.client.called_off_by(lambda work=work: self.control.gone(work))  # type: ignore[misc]
             try:
+                self._join_timeline()
                 self._work(work)
             except Interrupted:
                 continue
+            except TimelineOver as over:
+                log.info("Waiting for the servers: %s", over)
+                self.control.wait_for_timeline_after(self.client.timeline)
             except Refused as refusal:
                 log.warning("Giving %s back: %s", work.shard, refusal)
                 self.control.returned(work, str(refusal))
             except (ModelError, DataError) as error:
                 log.error("Batch %d of %s failed\n%s", work.next_batch, work.shard, error)
                 self.control.failed(work, str(error))
+
+    def _join_timeline(self) -> None:
+        """Before the first lease of a timeline: find the servers and tell them what they hold."""
+        addresses, timeline = self.control.place()
+        if timeline == self._timeline or not addresses:
+            return
+        if timeline != self.client.timeline:
+            self.client.move(addresses, timeline)
+        self._evaluating = 0
+        try:
+            self.client.declare(*self.model.initial())
+        except Refused as refusal:
+            reason = f"the servers do not take this model: {refusal}"
+            self.control.unfit(reason)
+            raise JobFailed(reason) from refusal
+        self._timeline = timeline
 
     def _work(self, work: Work) -> None:
         match work.kind:

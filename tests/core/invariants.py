@@ -83,7 +83,7 @@ def check_replicas(replicas: Replicas) -> None:
     for name, r in replicas.replicas.items():
         if not (name == r.name):
             raise Broken(f"{name} is called {r.name}")
-        if r.state not in (State.GONE, State.STOPPING):
+        if r.state is not State.GONE and (r.state is not State.STOPPING or r.role == "ps"):
             living[r.slot] += 1
             if not (replicas.slots[r.slot].replica == name):
                 raise Broken(f"slot {r.slot} does not know of {name}")

@@ -200,7 +200,7 @@ class CapacityIgnored(Shards):
 class LeaseOfTheDeadIsKept(Shards):
     """The worker is forgotten, its leases are not."""
 
-    def _lost(self, worker: str, reason: str, blame: bool, out: list[Command]) -> None:
+    def _lost(self, worker: str, reason: str, blame: bool, out: list[Command], hung: bool = False) -> None:
         self.seats.pop(worker, None)
 
 
@@ -242,14 +242,14 @@ class BadRecordForgotten(Shards):
 
 
 def with_bad_records(s: Scenario) -> Scenario:
-    return replace(s, bad_records=(s.records // 2,), max_bad_records=10, stop_at=0.0, max_step=0, server_dies_at=0.0)
+    return replace(s, bad_records=(s.records // 2,), max_bad_records=10, stop_at=0.0, max_step=0)
 
 
 def with_torn_cuts(s: Scenario) -> Scenario:
     """Many cuts, many deaths and a network that loses a third: batches reach only some servers."""
     return replace(
         s, servers=max(2, s.servers), workers=max(2, s.workers), records=60, epochs=3, validation=5, evaluation_steps=2,
-        kill_workers_every=1.5, stop_at=0.0, bad_records=(), max_step=0, server_dies_at=0.0,
+        kill_workers_every=1.5, stop_at=0.0, bad_records=(), max_step=0,
         weather=replace(s.weather, loss=0.3, delay=0.02),
     )  # fmt: skip
 

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from elasticdl.core.cuts import SAVE
 from elasticdl.core.plan import Kind
 from elasticdl.core.replicas import CRASHED, FINISHED, PREEMPTED
 from elasticdl.ps.ledger import Push, Ruling, Verdict
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.session import Work
-from tests.simulation.scenario import BUDGET
+from tests.simulation.scenario import GRACE_SECONDS
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -34,6 +35,8 @@ class Server:
         self.ledger = world.parts.ledger()
         self.witness: Witness = Counter()
         self.views: dict[int, tuple[int, Witness]] = {}
+        self.written: dict[int, pb.Wrote] = {}
+        self.asked = 0  # the timeline it was last told to begin
         self.newest: Counter[str] = Counter()  # shard -> the newest lease it was told of
         self.closed: set[str] = set()
         self.waiting: list[tuple[Push, tuple[int, ...], Callable[[Ruling], None]]] = []
@@ -42,7 +45,11 @@ class Server:
 
     def hello(self) -> pb.FromReplica:
         hello = pb.Hello(
-            protocol=PROTOCOL, replica=self.name, incarnation=self.incarnation, address=f"sim://{self.name}"
+            protocol=PROTOCOL,
+            replica=self.name,
+            incarnation=self.incarnation,
+            address=f"sim://{self.name}",
+            timeline=self.ledger.timeline,
         )
         return pb.FromReplica(hello=hello)
 
@@ -59,12 +66,69 @@ class Server:
             case "advance":
                 self.world.faults["cut found unequal"] += 1
             case "freeze":
-                cut = m.freeze.cut
-                self.views.setdefault(cut, (self.ledger.version, self.witness.copy()))
-                self.world.say(self, pb.FromReplica(frozen=pb.Frozen(cut=cut, detail=self.name)))
+                self.freeze(m.freeze)
+            case "settle":
+                self.views.pop(m.settle.cut, None)
+            case "restore":
+                self.restore(m.restore)
             case "drop_view":
                 self.views.pop(m.drop_view.cut, None)
         self.settle()
+
+    def freeze(self, freeze: pb.Freeze) -> None:
+        cut = freeze.cut
+        known = cut in self.views
+        self.views.setdefault(cut, (self.ledger.version, self.witness.copy()))
+        self.world.say(self, pb.FromReplica(frozen=pb.Frozen(cut=cut)))
+        if freeze.purpose == SAVE:
+            if cut in self.written:
+                self.world.say(self, pb.FromReplica(wrote=self.written[cut]))
+            elif not known:
+                self.world.clock.after(self.world.random.uniform(0.05, 2.0), lambda: self.write(cut, freeze.directory))
+
+    def write(self, cut: int, directory: str) -> None:
+        """In the background, while pushes go on."""
+        if not self.alive or cut not in self.views:
+            return
+        wrote = pb.Wrote(cut=cut, part=self.name)
+        if self.world.churning and self.world.random.random() < self.world.scenario.full_disk:
+            self.world.fault("disk full", self.name)
+            wrote = pb.Wrote(cut=cut, error="No space left on device")
+        else:
+            self.world.disk.setdefault(directory, {})[self.name] = self.views[cut]
+        self.written[cut] = wrote
+        self.world.say(self, pb.FromReplica(wrote=wrote))
+
+    def restore(self, restore: pb.Restore) -> None:
+        """Everything that is here goes; it takes a while to read what takes its place."""
+        if restore.timeline == self.ledger.timeline:
+            self.world.say(self, pb.FromReplica(restored=pb.Restored(timeline=restore.timeline)))
+            return
+        asked = self.asked = restore.timeline
+
+        def read() -> None:
+            if not self.alive or self.asked != asked or self.ledger.timeline == asked:
+                return
+            restored = pb.Restored(timeline=asked)
+            parts = self.world.disk.get(restore.directory, {})
+            if restore.directory and restore.directory in self.world.damaged:
+                self.world.faults["damaged checkpoint met"] += 1
+                restored.error = "its checksum is wrong"
+            elif restore.directory and set(parts) != set(self.world.servers):
+                raise Violation(f"{self.name} was told to begin at {restore.directory}, which holds {sorted(parts)}")
+            else:
+                self.views.clear()
+                self.written.clear()
+                self.newest.clear()
+                self.closed.clear()
+                self.ledger = self.world.parts.ledger.restored(restore)
+                self.witness = parts[self.name][1].copy() if restore.directory else Counter()
+                if restore.directory and parts[self.name][0] != restore.version:
+                    raise Violation(f"{restore.directory} is of version {parts[self.name][0]}, not {restore.version}")
+            self.world.say(self, pb.FromReplica(restored=restored))
+            self.settle()
+
+        self.world.clock.after(self.world.random.uniform(0.01, 0.5), read)
 
     def heard_of(self, o: pb.Opened) -> None:
         self.newest[o.shard] = max(self.newest[o.shard], o.attempt)
@@ -111,6 +175,7 @@ class Worker:
         self.session = world.parts.session(name, f"{name}@{world.random.random()}", capacity=2)
         self.alive = True
         self.busy = False
+        self.over = 0  # the timeline that servers say is over
         self.stalled = False  # there, and doing nothing
         self.cut_off = False  # from the master, not from the servers
 
@@ -133,7 +198,7 @@ class Worker:
         for message in self.session.leave():
             self.world.say(self, message)
         self.world.clock.after(
-            BUDGET.grace_seconds, lambda: self.world.process_ends(self.name, PREEMPTED, "the grace is over")
+            GRACE_SECONDS, lambda: self.world.process_ends(self.name, PREEMPTED, "the grace is over")
         )
         self.go_on()
 
@@ -145,7 +210,7 @@ class Worker:
             how = (FINISHED, "exit code 0") if self.session.shutdown else (PREEMPTED, "exit code 143")
             self.world.process_ends(self.name, *how)
             return
-        if self.busy or not self.session.servers:
+        if self.busy or not self.session.servers or self.session.timeline == self.over:
             return
         work = self.session.current()
         if work is not None:
@@ -221,6 +286,10 @@ class Worker:
                     if self.session.leaving and self.session.holds(work):
                         world.say(self, self.session.returned(work, "the worker is leaving"))
                     self.done()
+            elif ruling.verdict is Verdict.OVER:
+                over, self.over = True, push.timeline
+                world.faults["told that the timeline is over"] += 1
+                self.done()
             elif ruling.verdict is Verdict.REFUSE:
                 over = True
                 world.faults["push refused"] += 1

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.job import Terms
 from elasticdl.core.plan import Plan
 from elasticdl.core.replicas import Budget
 from tests.simulation.network import Weather
 
-BUDGET = Budget(crashes=1, start_seconds=20, reconnect_seconds=10, hang_seconds=120, grace_seconds=5)
+BUDGET = Budget(crashes=1, start_seconds=20, reconnect_seconds=10, hang_seconds=120)
+GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,13 @@ class Scenario:
     out_of_memory: int = 0  # so many times in the job
     kill_master_every: float = 0.0
     kill_master_acting: float = 0.0  # chance, per event, to die after the journal and before all of it is done
-    server_dies_at: float = 0.0
+    kill_servers_every: float = 0.0
+    preempt_servers_every: float = 0.0  # SIGTERM: they want to be saved first
+    full_disk: float = 0.0  # chance that a server cannot write its part
+    damage: float = 0.0  # chance that a checkpoint turns out to be damaged
+    checkpoint_steps: int = 0
+    checkpoint_seconds: float = 0.0
+    keep: int = 0
     miss_events: float = 0.0  # the share of the cluster's events that is lost
     bad_records: tuple[int, ...] = ()
     segfault: bool = False  # a bad record kills the process instead of raising
@@ -47,7 +55,7 @@ class Scenario:
         plan = Plan(self.records, self.minibatch, self.batches_per_shard, self.epochs, self.max_step)
         return Terms(
             "sim", self.workers, self.servers, plan, self.validation, self.evaluation_steps, self.max_bad_records,
-            export=True, budget=BUDGET,
+            export=True, budget=BUDGET, schedule=Schedule(self.checkpoint_steps, self.checkpoint_seconds, self.keep),
         )  # fmt: skip
 
 
@@ -68,6 +76,9 @@ def random_scenario(seed: int) -> Scenario:
         max_step=r.choice([0, 0, 0, r.randint(1, 40)]),
         weather=Weather(delay=r.choice([0.001, 0.01, 0.05])),
         stop_at=r.choice([0, 0, 0, 0, r.uniform(0, 20)]),
+        checkpoint_steps=r.choice([0, 0, r.randint(1, 12)]),
+        checkpoint_seconds=r.choice([0, 1.0, 5.0]),
+        keep=r.choice([0, 1, 3]),
     )
     if stormy:
         base = replace(
@@ -85,7 +96,10 @@ def random_scenario(seed: int) -> Scenario:
             out_of_memory=r.choice([0, 0, 1, 2]),
             kill_master_every=r.choice([0, 0, 6.0, 15.0]),
             kill_master_acting=r.choice([0, 0, 0.02]),
-            server_dies_at=r.choice([0] * 19 + [r.uniform(0, 15)]),
+            kill_servers_every=r.choice([0, 0, 0, 4.0, 12.0]),
+            preempt_servers_every=r.choice([0, 0, 0, 0, 10.0]),
+            full_disk=r.choice([0, 0, 0.2]),
+            damage=r.choice([0, 0, 0.2]),
             miss_events=r.choice([0, 0, 0.3]),
         )
     if r.random() < 0.15:

@@ -23,7 +23,8 @@ KINDS = (
     "worker killed", "worker preempted", "worker stalled", "worker cut off", "out of memory", "master killed",
     "master killed while it acted", "stream broken", "message lost", "message repeated", "event missed",
     "bad record met", "bad record set aside", "job failed by a bad record", "stop asked for", "checkpoint",
-    "cut found unequal", "torn cut repaired", "evaluation delayed", "server lost",
+    "cut found unequal", "torn cut repaired", "evaluation delayed", "server killed", "server preempted", "disk full",
+    "damaged checkpoint met", "told that the timeline is over",
 )  # fmt: skip
 
 

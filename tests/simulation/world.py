@@ -26,7 +26,7 @@ from tests.core.invariants import check_clock, check_job
 from tests.simulation.clock import Clock
 from tests.simulation.network import Datagrams, Stream
 from tests.simulation.processes import Server, Violation, Witness, Worker
-from tests.simulation.scenario import Scenario
+from tests.simulation.scenario import GRACE_SECONDS, Scenario
 
 STATE: TypeAdapter[Job] = TypeAdapter(Job)  # as the journal keeps it
 PATIENCE_SECONDS = 3600.0
@@ -66,6 +66,8 @@ class World:
         self.seen: dict[int, tuple[int, Witness]] = {}  # what evaluation rounds read
         self.metrics: list[int] = []
         self.outcome: tuple[str, str] | None = None
+        self.disk: dict[str, dict[str, tuple[int, Witness]]] = {}  # directory -> server -> what it wrote
+        self.damaged: set[str] = set()
         self.published: c.PublishCheckpoint | None = None
 
     def note(self, text: str) -> None:
@@ -148,8 +150,10 @@ class World:
                     self.faults["evaluation delayed"] += bool(every)
                 self.metrics.append(version)
             case c.PublishCheckpoint():
-                self.published = effect
-                self.clock.after(0.05, lambda: self.hear(e.CheckpointPublished("checkpoint")))
+                self.publish(effect)
+            case c.DeleteCheckpoints(directories):
+                for directory in directories:
+                    self.disk.pop(directory, None)
             case c.Announce(text):
                 self.faults["torn cut repaired"] += "reached only some servers" in text
                 self.faults["cut gave way"] += "nothing moved" in text
@@ -158,6 +162,28 @@ class World:
                     raise Violation(f"set aside once more: {text}")
             case c.FinishJob(outcome, reason):
                 self.outcome = self.outcome or (outcome, reason)
+
+    def publish(self, command: c.PublishCheckpoint) -> None:
+        """The manifest is written: the parts become a checkpoint, in which all servers stand at one moment."""
+        directory, partial = f"version-{command.position.version}", f"/sim.cut-{command.cut}.partial"
+        if partial in self.disk:
+            self.disk[directory] = self.disk.pop(partial)
+            self.damaged.discard(directory)
+            if self.churning and self.random.random() < self.scenario.damage:
+                self.damaged.add(directory)
+        elif directory not in self.disk:
+            raise Violation(f"there is nothing to publish as {directory}")
+        first, *rest = self.disk[directory].values()
+        trained = sum(first[1].values())
+        if any(v != first for v in rest) or first[0] != command.position.version:
+            raise Violation(f"the checkpoint {directory} is no consistent cut")
+        aside = len(self.scenario.bad_records) * self.scenario.epochs
+        counted = sum(d.records for d in command.position.done.values())
+        if not trained <= counted <= trained + aside:
+            raise Violation(f"{directory} counts {counted} records, and {trained} were trained")
+        self.published = command
+        self.faults["checkpoint"] += 1
+        self.clock.after(0.05, lambda: self.hear(e.CheckpointPublished(command.cut, directory)))
 
     def kill_master(self, when: str = "") -> None:
         if self.brain is None or self.outcome is not None:
@@ -339,8 +365,20 @@ class World:
     def kill_server(self) -> None:
         alive = [s.name for s in self.servers.values() if s.alive]
         if alive and self.outcome is None:
-            self.fault("server lost")
+            self.fault("server killed")
             self.process_ends(self.random.choice(alive), PREEMPTED, "killed by SIGKILL")
+
+    def preempt_server(self) -> None:
+        alive = [s for s in self.servers.values() if s.alive]
+        if alive and self.outcome is None:
+            server = self.random.choice(alive)
+            self.fault("server preempted", server.name)
+            self.say(server, pb.FromReplica(leaving=pb.Leaving()))
+            self.clock.after(GRACE_SECONDS, lambda: self.grace_over(server))
+
+    def grace_over(self, server: Server) -> None:
+        if self.servers.get(server.name) is server:
+            self.process_ends(server.name, PREEMPTED, "the grace is over")
 
     def ask_to_stop(self) -> None:
         if self.brain is None:  # the command tries again until there is a master
@@ -370,8 +408,8 @@ class World:
         self.later(s.kill_master_every, self.kill_master)
         for _ in range(s.out_of_memory):
             self.clock.after(self.random.uniform(2, 20), self.exhaust_memory)
-        if s.server_dies_at:
-            self.clock.after(s.server_dies_at, self.kill_server)
+        self.later(s.kill_servers_every, self.kill_server)
+        self.later(s.preempt_servers_every, self.preempt_server)
         if s.stop_at:
             self.clock.after(s.stop_at, self.ask_to_stop)
         self.clock.run(lambda: self.outcome is not None, deadline=PATIENCE_SECONDS)
@@ -400,11 +438,8 @@ class World:
             for (epoch, position), times in server.witness.items():
                 if times > 1:
                     raise Violation(f"{server.name} applied record {position} of epoch {epoch} {times} times")
-        if self.faults["server lost"]:
-            if outcome == "succeeded" or (outcome == "failed" and "parameter server" in reason):
-                return None
-            if outcome != "stopped":
-                raise Violation(f"a lost server must end the job by name: {outcome}, {reason}")
+        if outcome == "failed" and "checkpoint could not be written" in reason and self.faults["disk full"]:
+            return None
         if outcome == "stopped" and self.faults["stop asked for"]:
             return self.check_checkpoint(reason)
         if len(s.bad_records) > s.max_bad_records:
@@ -417,16 +452,18 @@ class World:
         return self.check_success()
 
     def check_checkpoint(self, reason: str) -> None:
+        if "lost with a server" in reason:
+            return
         if "nothing was trained" in reason:
             if any(server.witness for server in self.servers.values()):
                 raise Violation("the job says that nothing was trained, and something was")
             return
-        if self.published is None or self.brain is None or self.brain.job.checkpoint != "checkpoint":
-            raise Violation(f"there is no checkpoint, yet {reason}")
-        self.faults["checkpoint"] += 1
-        first, *rest = [server.views[self.published.cut] for server in self.servers.values()]
-        if any(v != first for v in rest) or first[0] != self.published.version:
-            raise Violation("the checkpoint is no consistent cut")
+        assert self.brain is not None
+        job = self.brain.job
+        if job.checkpoint not in self.disk or "the checkpoint holds version" not in reason:
+            raise Violation(f"there is no checkpoint {job.checkpoint}, yet {reason}")
+        if job.checkpoint != f"version-{job.checkpoints.newest.position.version}":
+            raise Violation(f"{job.checkpoint} is not the newest checkpoint")
 
     def check_success(self) -> None:
         s, plan = self.scenario, self.terms.plan

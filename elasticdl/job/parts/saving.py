@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from elasticdl.job.knob import TRAIN, Part, knob
-from elasticdl.job.values import Count, Text
+from elasticdl.job.values import Count, SecondsOrNever, Text
 
 
 class EvaluationPart(Part):
@@ -36,10 +36,14 @@ class SavingPart(Part):
     )
     checkpoint_steps: Count = knob(
         0,
-        "Write a checkpoint every this many steps; 0 writes one only when the job is stopped.",
-        later="checkpoints while training",
-        remedy="Leave it out: a job that is stopped (Ctrl-C) writes a checkpoint.",
+        "Write a checkpoint every this many steps, and keep it; 0 writes them only as --checkpoint_seconds says.",
+        commands=TRAIN,
+    )
+    checkpoint_seconds: SecondsOrNever = knob(
+        60.0,
+        "Write a checkpoint at least this often and keep the newest two: what a lost server costs. 0 writes none.",
+        commands=TRAIN,
     )
     keep_checkpoint_max: Count = knob(
-        0, "How many checkpoints are kept; 0 keeps all.", later="checkpoints while training"
+        0, "How many of the checkpoints that --checkpoint_steps asks for are kept; 0 keeps all.", commands=TRAIN
     )

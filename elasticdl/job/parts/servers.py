@@ -63,9 +63,8 @@ class ServersPart(Part):
     )
     ps_relaunch_max_num: Count = knob(
         1,
-        "How often a server that failed is started again.",
+        "How often a server that failed is started again, from the newest checkpoint; preemption does not count.",
         commands=TRAIN,
-        later="starting a failed server again",
     )
     launch_worker_after_ps_running: Annotated[Literal["default", "on", "off"], BeforeValidator(on_off)] = knob(
         "default",

@@ -1,0 +1,215 @@
+"""Writing a server's part of a checkpoint while training goes on.
+
+The thread that owns the rows hands out what the cut holds, piece by piece between two requests; a thread of its own
+writes it. Only rows that changed since the last checkpoint are written: what was written before is linked into the new
+folder, so that every checkpoint is whole by itself and an old one can be deleted without a thought.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl import faults
+from elasticdl.ps.parameters import EXPORT_ROWS, Floats, Ids, Parameters
+from elasticdl.ps.snapshot import File, crc32c, durable
+
+PIECES = 4  # on their way to the disk at a time
+MOST_FILES = 16  # then everything is written anew
+Piece = tuple[Ids, Floats]
+
+
+@dataclass
+class Chain:
+    """The files that together hold what the last checkpoint held of this server, in the order they were written."""
+
+    directory: Path = Path()
+    files: list[File] = field(default_factory=list)
+
+
+class Cancelled(Exception):
+    """Nobody wants it any more."""
+
+
+class Saving:
+    """One cut on its way to the disk. All methods belong to the thread that owns the parameters."""
+
+    def __init__(
+        self, parameters: Parameters, cut: int, directory: Path, chain: Chain, ring: Callable[[], None]
+    ) -> None:
+        """Freeze what is here now. `chain` already holds what did not change since; `ring` is called from the writing
+        thread whenever there is something to see to."""
+        self.cut, self.directory, self._ring = cut, directory, ring
+        self._parameters = parameters
+        self._views = [store.mark() for store in parameters.tables]
+        self._dense = {
+            "weights": parameters.weights.copy(),
+            "slots": parameters.slots.copy(),
+            "state": parameters.state.copy(),
+        }
+        changed = sum(store.changed(view) for store, view in zip(parameters.tables, self._views, strict=True))
+        held = sum(len(store) for store in parameters.tables)
+        # Increments that are together as large as everything are dearer to read than to write anew.
+        sizes = [f["bytes"] for f in chain.files]
+        bulk = sum(sizes[1:]) + sizes[0] * changed / max(1, held) if sizes else 0
+        self.whole = not sizes or len(sizes) >= MOST_FILES or bulk > sizes[0]
+        self._chain = Chain() if self.whole else chain
+        self._counts = [
+            len(store) if self.whole else store.changed(view)
+            for store, view in zip(parameters.tables, self._views, strict=True)
+        ]
+        self._removed = [
+            np.empty(0, np.int64) if self.whole else store.removed(view)
+            for store, view in zip(parameters.tables, self._views, strict=True)
+        ]
+        self._widths = [store.export_rows(0, 0)[1].shape[1] for store in parameters.tables]
+        self._exports = self._export()
+        self._exported = False
+        self._pieces: queue.Queue[Piece] = queue.Queue(PIECES)
+        self._cancelled = threading.Event()
+        self.files: list[File] = []
+        self.error = ""
+        self.finished = False
+        self._thread = threading.Thread(target=self._run, name=f"save-{cut}", daemon=True)
+        self._thread.start()
+
+    # The owner's thread.
+
+    def feed(self) -> bool:
+        """Hand one more piece to the writer; whether there may be more to hand over at once."""
+        if self._exported or self.finished or self._pieces.full():
+            return False
+        piece = next(self._exports, None)
+        if piece is None:
+            self._exported = True
+            return False
+        self._pieces.put_nowait(piece)
+        return True
+
+    def part(self) -> str:
+        """What the manifest says of it."""
+        return json.dumps(self.files)
+
+    def settle(self, published: bool) -> None:
+        """The end of it: what it took counts as changed again unless it is part of a checkpoint."""
+        self._cancelled.set()
+        self._thread.join()
+        for store, view in zip(self._parameters.tables, self._views, strict=True):
+            if published:
+                store.release(view)
+            else:
+                store.unmark(view)
+
+    def _export(self) -> Iterator[Piece]:
+        for store, view in zip(self._parameters.tables, self._views, strict=True):
+            start = 0
+            while self.whole:
+                ids, rows = store.export_rows(start, EXPORT_ROWS, view)
+                if not len(ids):
+                    break
+                start += len(ids)
+                yield ids, rows
+            while not self.whole and start >= 0:
+                ids, rows, start = store.export_changed(view, start, EXPORT_ROWS)
+                if len(ids):
+                    yield ids, rows
+
+    # The writer's thread.
+
+    def _run(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            files = [self._link(f) for f in self._chain.files]
+            files.append(self._write(len(files)))
+            faults.point("server.part_written")
+            self.files = files
+        except Cancelled:
+            self.error = "given up"
+        except OSError as error:
+            self.error = f"{error.filename or self.directory}: {error.strerror or error}"
+        self.finished = True
+        self._ring()
+
+    def _link(self, file: File) -> File:
+        """The file in the new folder too, without a copy where the file system can do that."""
+        there, here = self._chain.directory / file["name"], self.directory / file["name"]
+        here.unlink(missing_ok=True)
+        try:
+            os.link(there, here)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK):
+                raise
+            shutil.copyfile(there, here)
+        return file
+
+    def _write(self, number: int) -> File:
+        p = self._parameters
+        name = f"ps-{p.index}-of-{p.servers}.{number}.safetensors"
+        text = self._header()
+        size = crc = 0
+        with durable(self.directory / name) as f:
+
+            def put(values: npt.NDArray[Any]) -> None:
+                nonlocal size, crc
+                flat = values.reshape(-1).view(np.uint8)
+                f.write(flat.data)
+                crc = crc32c(crc, flat)
+                size += len(flat)
+
+            put(np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8))
+            for values in self._dense.values():
+                put(values)
+            for ids in self._removed:
+                put(ids)
+            for left in self._counts:
+                while left:
+                    ids, rows = self._take()
+                    faults.point("server.writing")
+                    put(ids)
+                    put(rows)
+                    left -= len(ids)
+        return {"name": name, "bytes": size, "crc32c": crc}
+
+    def _take(self) -> Piece:
+        while not self._cancelled.is_set():
+            with contextlib.suppress(queue.Empty):
+                piece = self._pieces.get(timeout=0.5)
+                self._ring()
+                return piece
+        raise Cancelled
+
+    def _header(self) -> bytes:
+        """safetensors, written by hand: the library wants all tensors in memory at once."""
+        p = self._parameters
+        about = {"spec": p.spec.model_dump_json(), "index": str(p.index), "servers": str(p.servers)}
+        header: dict[str, Any] = {"__metadata__": about}
+        end = 0
+
+        def lay_out(name: str, dtype: str, shape: tuple[int, ...]) -> None:
+            nonlocal end
+            start, end = end, end + int(np.prod(shape)) * (8 if dtype == "I64" else 4)
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+        for name, values in self._dense.items():
+            lay_out(name, "F32", values.shape)
+        for t, ids in enumerate(self._removed):
+            lay_out(f"table.{t}.removed", "I64", ids.shape)
+        for t, (width, count) in enumerate(zip(self._widths, self._counts, strict=True)):
+            for piece, start in enumerate(range(0, count, EXPORT_ROWS)):
+                rows = min(EXPORT_ROWS, count - start)
+                lay_out(f"table.{t}.ids.{piece}", "I64", (rows,))
+                lay_out(f"table.{t}.rows.{piece}", "F32", (rows, width))
+        text = json.dumps(header).encode()
+        return text + b" " * (-len(text) % 8)
