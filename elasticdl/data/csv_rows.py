@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elasticdl.data.files import FilesReader, Handle, Record, RecordFile
+from elasticdl.data.files import FilesReader, Handle, Record, RecordFile, first_that_opens
 from elasticdl.errors import DataError, Problem, UsageError
 
 _INDEX_EVERY = 64  # rows between two remembered offsets
@@ -61,9 +61,9 @@ def dialect_of(params: Mapping[str, str], suffix: str) -> Dialect:
 
 
 def open_csv(path: str, files: Mapping[str, Path], params: Mapping[str, str]) -> FilesReader:
-    first = next(iter(files.values()))
-    dialect = dialect_of(params, first.suffix.lower())
-    columns = CsvFile(first, dialect).columns
+    dialect = dialect_of(params, next(iter(files.values())).suffix.lower())
+    first, opened_first = first_that_opens(files.values(), lambda place: CsvFile(place, dialect))
+    columns = opened_first.columns
 
     def open_file(place: Path) -> CsvFile:
         opened = CsvFile(place, dialect)

@@ -6,13 +6,14 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from elasticdl.data.dataset import DataFile, Dataset
 from elasticdl.errors import DataError
 
+Opened = TypeVar("Opened")
 Record: TypeAlias = bytes | dict[str, object] | tuple[bytes, str]
 
 _MAX_OPEN_FILES = 64
@@ -130,6 +131,17 @@ class FilesReader:
             while len(self._opened) > _MAX_OPEN_FILES:
                 self._opened.popitem(last=False)
         return opened
+
+
+def first_that_opens(paths: Iterable[Path], open_file: Callable[[Path], Opened]) -> tuple[Path, Opened]:
+    """The file that the others are compared with; raises what is wrong with the first one when none opens."""
+    wrong: list[DataError] = []
+    for path in paths:
+        try:
+            return path, open_file(path)
+        except DataError as error:  # named when the files are described, together with all other damaged ones
+            wrong.append(error)
+    raise wrong[0]
 
 
 def check_range(path: str, records: int, start: int, end: int) -> None:

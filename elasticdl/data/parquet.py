@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from elasticdl.data.files import FilesReader, Handle, Record, RecordFile
+from elasticdl.data.files import FilesReader, Handle, Record, RecordFile, first_that_opens
 from elasticdl.errors import DataError, Problem, UsageError
 
 _KEPT_GROUPS = 2  # decoded row groups kept per file: they are large, and ranges are small
@@ -28,8 +28,8 @@ def import_pyarrow() -> Any:
 
 
 def open_parquet(path: str, files: Mapping[str, Path], params: Mapping[str, str]) -> FilesReader:
-    first = next(iter(files.values()))
-    columns = ParquetFile(first).columns
+    first, opened_first = first_that_opens(files.values(), ParquetFile)
+    columns = opened_first.columns
 
     def open_file(place: Path) -> ParquetFile:
         opened = ParquetFile(place)

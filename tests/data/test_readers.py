@@ -197,6 +197,15 @@ def test_verify_notices_a_csv_row_with_a_column_too_few(tmp_path: Path) -> None:
     assert "1 columns, the header has" in str(verify(str(source.folder)).problems[0])
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet", "recordio-snappy", "tfrecord"])
+def test_verify_names_the_other_files_too_when_the_first_one_does_not_open(kind: str, tmp_path: Path) -> None:
+    source = build(kind, tmp_path)
+    first, _, last = sorted(source.folder.iterdir())
+    for file in (first, last):
+        file.write_bytes(file.read_bytes()[:-2] + (b'"' if kind == "csv" else b""))
+    assert [problem.path for problem in verify(str(source.folder)).problems] == [str(first), str(last)]
+
+
 def test_verify_names_each_damaged_image_of_a_class(tmp_path: Path) -> None:
     source = build("images", tmp_path)
     images = sorted(path for path in source.folder.rglob("*") if path.is_file())
