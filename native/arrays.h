@@ -56,6 +56,7 @@ class Array {
 
   T* data() const { return static_cast<T*>(buffer_.buf); }
   size_t rows() const { return static_cast<size_t>(buffer_.shape[0]); }
+  size_t columns() const { return static_cast<size_t>(buffer_.shape[1]); }
 
  private:
   static std::string shape_text(const int64_t* shape, size_t dims) {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from elasticdl.job.parameters import VariableSpec
+from elasticdl.ps import _native
 
 PARTITIONS = 1024
 SPLIT_BYTES = 1 << 20  # a larger variable is cut into one piece for each server
@@ -30,19 +33,38 @@ def servers_of(ids: Ids, servers: int) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Split:
-    """Ids grouped by server: `order` sorts them, `bounds[s]:bounds[s+1]` are those of server s."""
+    """Ids grouped by server: `order` sorts them (None: they lie so already), `bounds[s]:bounds[s+1]` are server s's."""
 
-    order: npt.NDArray[np.int64]
-    bounds: tuple[int, ...]
+    order: Ids | None
+    bounds: list[int]
+
+    def pieces(self, at_once: int) -> Iterator[list[tuple[int, int, int]]]:
+        """(server, start, stop) of pieces of at most so many ids: each server's first, then each one's second ..."""
+        ends = list(enumerate(zip(self.bounds, self.bounds[1:], strict=False)))
+        longest = max(stop - start for _, (start, stop) in ends)
+        for done in range(0, longest, at_once):
+            yield [(s, a + done, min(a + done + at_once, b)) for s, (a, b) in ends if a + done < b]
+
+    def take(self, start: int, stop: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The values of the ids that stand at [start, stop) when grouped, without a copy where they lie so."""
+        return values[start:stop] if self.order is None else np.take(values, self.order[start:stop], axis=0)
+
+    def put(self, start: int, stop: int, rows: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None:
+        """The rows of these ids to where the ids stand."""
+        if self.order is None:
+            out[start:stop] = rows
+        else:
+            _native.scatter_rows(self.order[start:stop], rows, out)
 
 
 def split(ids: Ids, servers: int) -> Split:
-    if servers == 1:
-        return Split(np.arange(len(ids)), (0, len(ids)))
-    owner = servers_of(ids, servers)
-    order = np.argsort(owner, kind="stable")
-    counts = np.bincount(owner, minlength=servers)
-    return Split(order, (0, *np.cumsum(counts).tolist()))
+    return Split(*_native.split(ids, servers))
+
+
+def unique(ids: Ids, servers: int) -> tuple[Ids, Ids]:
+    """The distinct ids, grouped by server so that they need no more sorting, and the position of each id in them."""
+    found, positions, _ = _native.unique(ids, servers)
+    return found, positions
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
     request   header | parts of the operation
     answer    header | parts, or one of UTF-8 text when refused or over
 
-A part longer than a frame goes in several: full ones, then one that is not, so that the two sides of a connection and
-its encryption all work at once. No frame is ever unpickled, and no size from the wire is allocated before it was compared with what is expected.
+A part longer than a frame goes in several: full ones, then one that is not, so that both sides of a connection and its
+encryption work at once. No frame is ever unpickled, and no size from the wire is allocated before it was compared with
+what is expected.
 """
 
 from __future__ import annotations

@@ -14,10 +14,13 @@ import pytest
 import zmq
 
 from elasticdl.errors import Refused, WireError
+from elasticdl.ps import _native
 from elasticdl.ps.client import Batch, Client, Interrupted, Resend, TimelineOver
+from elasticdl.ps.parameters import table_seed
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.frames import Answer, Header
-from tests.ps.servers import TOKEN, Servers, Trainer, model, serving, training
+from tests.ps.oracle import Oracle
+from tests.ps.servers import SEED, TOKEN, Servers, Trainer, model, serving, training
 from tests.ps.stores import OPTIMIZERS
 
 SGD = model(OPTIMIZERS["sgd"])
@@ -36,6 +39,34 @@ def test_any_number_of_servers_holds_what_one_machine_would(count: int, optimize
             assert trainer.step() == step + 1
         trainer.step(ids=0)  # a batch without rows still counts on every server
         trainer.check()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_batches_of_many_frames_arrive_whole(count: int) -> None:
+    """Rows are asked for in pieces, and gradients sent in frames, of about a megabyte."""
+    spec = model(OPTIMIZERS["keras adagrad"])
+    random = np.random.default_rng(5)
+    with serving(count) as servers, training(servers, spec) as trainer:
+        servers.open()
+        ids = random.integers(0, 10**9, 300_000)
+        for wanted in (ids, trainer.client.unique(ids)[0], np.sort(ids), ids[:0]):
+            for table in spec.tables:
+                seed = table_seed(SEED, table.name)
+                start = table.initializer
+                expected = _native.initial_rows(wanted, table.dim, start.kind, start.a, start.b, seed)
+                np.testing.assert_array_equal(trainer.client.rows(table.name, wanted), expected)
+        rows = {t.name: (ids, random.normal(size=(len(ids), t.dim)).astype(np.float32)) for t in spec.tables}
+        dense = np.zeros(trainer.client.trainable_size, np.float32)
+        state = np.zeros(trainer.client.state_size, np.float32)
+        assert trainer.client.push(Batch(0, 0, 1, 0), dense, state, rows) == 1
+        some = np.unique(ids)[::1000]
+        for table in spec.tables:
+            twin = Oracle(table.dim, spec.optimizer, table.initializer, table_seed(SEED, table.name))
+            mine = np.isin(ids, some)
+            twin.push(ids[mine], rows[table.name][1][mine], spec.optimizer.learning_rate, 1)
+            np.testing.assert_array_equal(trainer.client.rows(table.name, some), twin.peek(some, 0))
+        shuffled = np.ascontiguousarray(ids[::-1]), np.asfortranarray(rows["t0"][1])
+        assert trainer.client.push(Batch(0, 0, 1, 1), dense, state, {"t0": shuffled}) == 2
 
 
 def test_declaring_again_changes_nothing_and_another_model_is_refused() -> None:

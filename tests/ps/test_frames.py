@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.wire.frames import MAGIC, Answer, BadFrame, Header, Op, floats, ids
+from elasticdl.wire import frames
+from elasticdl.wire.frames import FRAME_BYTES, MAGIC, Answer, BadFrame, Header, Op, cut, floats, ids, joined
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 headers = st.builds(
@@ -90,3 +91,27 @@ def test_unaligned_frames_are_read_right(offset: int) -> None:
 def test_a_rate_that_no_optimizer_could_use_is_refused(rate: float) -> None:
     with pytest.raises(BadFrame, match="learning rate"):
         Header.unpack(Header(Op.PUSH, 1, rate=rate).pack())
+
+
+@given(st.lists(st.binary(max_size=40), max_size=6))
+def test_parts_of_any_length_survive_being_cut_into_frames(parts: list[bytes]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "FRAME_BYTES", 8)
+        sent = [memoryview(f) for f in cut(parts)]
+        assert all(len(f) <= 8 for f in sent)
+        assert [bytes(p) for p in joined(sent)] == parts
+
+
+@pytest.mark.parametrize("count", [0, 1, FRAME_BYTES // 4 - 1, FRAME_BYTES // 4, 3 * FRAME_BYTES // 4 + 5])
+def test_arrays_longer_than_a_frame_come_back_whole(count: int) -> None:
+    values = np.random.default_rng(1).normal(size=(count, 1)).astype(np.float32)
+    sent = [memoryview(f).cast("B") if memoryview(f).nbytes else memoryview(b"") for f in cut([values, b"after"])]
+    assert max(map(len, sent)) <= FRAME_BYTES
+    got, after = joined(sent)
+    np.testing.assert_array_equal(floats(got, count, "values"), values.reshape(-1))
+    assert bytes(after) == b"after"
+
+
+def test_a_message_that_ends_inside_a_part_is_refused() -> None:
+    with pytest.raises(BadFrame, match="in the middle of a part"):
+        joined([memoryview(bytes(FRAME_BYTES))])

@@ -20,7 +20,7 @@ import pytest
 from elasticdl.core import events as e
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
-from elasticdl.ps import client as client_module
+from elasticdl.ps import connections
 from elasticdl.ps.client import Batch, Client
 from elasticdl.wire import control_pb2 as pb
 from tests.ps.servers import Numpy, Trainer, model, serving
@@ -159,7 +159,7 @@ def test_a_server_that_is_refused_ends_with_the_reason(tmp_path: Path) -> None:
 
 def test_a_connection_that_swallows_everything_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server still sees the old connection as open: the new one must take its identity over."""
-    monkeypatch.setattr(client_module, "HEARTBEAT_MILLISECONDS", 100)
+    monkeypatch.setattr(connections, "HEARTBEAT_MILLISECONDS", 100)
     with serving(1) as servers:
         port = int(servers.addresses[0].rsplit(":", 1)[1])
         host = Hosted()

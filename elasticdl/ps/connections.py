@@ -1,0 +1,183 @@
+"""A worker's connections to the servers: requests go out to all at once, and again where no answer comes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+
+from elasticdl import faults
+from elasticdl.errors import Refused, WireError
+from elasticdl.wire.frames import Answer, Header, Op, cut, joined
+
+log = logging.getLogger(__name__)
+
+RESEND_SECONDS, LAST_RESEND_SECONDS, WARN_SECONDS = 2.0, 16.0, 30.0
+HEARTBEAT_MILLISECONDS = 5000
+
+
+class Interrupted(WireError):
+    """The wait was called off: the lease is gone or the worker is told to end."""
+
+
+class Resend(WireError):
+    """A server expects an earlier batch of the lease first."""
+
+    def __init__(self, server: int, next_batch: int) -> None:
+        self.next_batch = next_batch
+        super().__init__(f"ps-{server} expects batch {next_batch} first")
+
+
+class TimelineOver(WireError):
+    """A server is on another timeline: the job rolled back, or is about to; `move` to the new one when it is known."""
+
+    def __init__(self, server: int, text: str) -> None:
+        self.server, self.text = server, text
+        super().__init__(f"ps-{server}: {text}")
+
+
+@dataclass
+class Reply:
+    header: Header
+    body: list[memoryview]
+
+
+@dataclass
+class _Pending:
+    """What was asked and not answered yet, by the number of the request."""
+
+    frames: dict[int, tuple[int, list[Any]]] = field(default_factory=dict)
+
+    def servers(self) -> list[int]:
+        return sorted({server for server, _ in self.frames.values()})
+
+
+class Connections:
+    """Used by one thread, except `interrupt`. The first request on new connections greets the servers."""
+
+    def __init__(self, addresses: Sequence[str], token: str, timeline: int, resend_seconds: float) -> None:
+        self._token, self._resend_seconds = token, resend_seconds
+        self._request = 0
+        self._called_off: Callable[[], bool] = lambda: False
+        self._bell, self._rope = socket.socketpair()
+        self._bell.setblocking(False)
+        self._rope.setblocking(False)
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._poller.register(self._bell, zmq.POLLIN)
+        self._sockets: list[zmq.Socket[bytes]] = []
+        self.move(addresses, timeline)
+
+    def move(self, addresses: Sequence[str], timeline: int) -> None:
+        """Leave the old servers for these. What was asked there is void: its answers go down with the connections."""
+        for s in self._sockets:
+            self._poller.unregister(s)
+            s.close(0)
+        self.addresses, self.timeline = list(addresses), timeline
+        self._sockets = [self._connect(a) for a in self.addresses]
+        self._greeted = False
+
+    def close(self) -> None:
+        for s in self._sockets:
+            s.close(0)
+        self._context.term()
+        self._bell.close()
+        self._rope.close()
+
+    def interrupt(self) -> None:
+        """Look again, from any thread, whether the wait was called off."""
+        with contextlib.suppress(OSError):  # full: it rings already; closed: nobody waits any more
+            self._rope.send(b"!")
+
+    def called_off_by(self, question: Callable[[], bool]) -> None:
+        self._called_off = question
+
+    def ask(
+        self,
+        op: Op,
+        requests: Sequence[tuple[int, Sequence[Any]]],
+        take: Callable[[int, Reply], None],
+        **fields: Any,
+    ) -> None:
+        """Send (server, parts) each, and give `take` the place of a request and its answer, in the order they come."""
+        if not self._greeted and op is not Op.GREET:
+            greeting = [self._token.encode()]
+            self.ask(Op.GREET, [(s, greeting) for s in range(len(self._sockets))], lambda place, reply: None)
+            self._greeted = True
+        first = self._request + 1
+        pending = _Pending()
+        for place, (server, parts) in enumerate(requests):
+            if op is Op.PUSH and place == 1:
+                faults.point("worker.between_pushes")
+            header = Header(op, first + place, self.timeline, **fields)
+            frames = [header.pack(), *cut(parts)]
+            pending.frames[first + place] = (server, frames)
+            self._sockets[server].send_multipart(frames, copy=False)
+        self._request += len(requests)
+        self._collect(op, pending, first, take)
+
+    def _collect(self, op: Op, pending: _Pending, first: int, take: Callable[[int, Reply], None]) -> None:
+        began, wait = time.monotonic(), self._resend_seconds
+        resend, warn = began + wait, began + WARN_SECONDS
+        while pending.frames:
+            ready = dict(self._poller.poll(int(max(0.0, resend - time.monotonic()) * 1000) + 1))
+            if self._bell.fileno() in ready:
+                self._bell.recv(4096)
+            if self._called_off():
+                raise Interrupted("called off")
+            for server, s in enumerate(self._sockets):
+                if s in ready:
+                    self._receive(server, pending, first, take)
+            now = time.monotonic()
+            if now >= resend:
+                for server, frames in pending.frames.values():
+                    self._sockets[server].send_multipart(frames, copy=False)
+                # Slower each time: a server that writes a checkpoint is not helped by more copies.
+                wait = min(2 * wait, LAST_RESEND_SECONDS)
+                resend = now + wait
+                if now >= warn and pending.frames:
+                    where = ", ".join(f"ps-{s} ({self.addresses[s]})" for s in pending.servers())
+                    log.warning("No answer to %s for %.0f s from %s", op.name, now - began, where)
+                    warn = now + WARN_SECONDS
+
+    def _receive(self, server: int, pending: _Pending, first: int, take: Callable[[int, Reply], None]) -> None:
+        while True:
+            try:
+                frames = self._sockets[server].recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            header = Header.unpack(frames[0].buffer)
+            if header.request not in pending.frames:
+                continue  # an answer to something sent twice
+            body = joined([f.buffer for f in frames[1:]])
+            if header.answer in (Answer.REFUSED, Answer.OVER):
+                reason = bytes(body[0]).decode("utf-8", "replace") if body else "no reason given"
+                if header.answer is Answer.OVER:
+                    raise TimelineOver(server, reason)
+                raise Refused(f"ps-{server} refused {header.op.name}: {reason}")
+            if header.answer is Answer.RESEND:
+                raise Resend(server, header.batch)
+            del pending.frames[header.request]
+            take(header.request - first, Reply(header, body))
+
+    def _connect(self, address: str) -> zmq.Socket[bytes]:
+        s = self._context.socket(zmq.DEALER)
+        s.setsockopt(zmq.LINGER, 0)
+        s.setsockopt(zmq.SNDHWM, 0)
+        s.setsockopt(zmq.RCVHWM, 0)
+        s.setsockopt(zmq.IDENTITY, b"w" + secrets.token_bytes(12))
+        s.setsockopt(zmq.RECONNECT_IVL, 50)
+        s.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        # A connection that swallows everything is given up, and made again under the same identity.
+        s.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
+        s.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MILLISECONDS)
+        s.connect(address)
+        self._poller.register(s, zmq.POLLIN)
+        return s
