@@ -6,20 +6,22 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save_file
 
 from elasticdl import faults
+from elasticdl.frameworks.tensor_files import Tensor, write_rows, write_sharded
 from elasticdl.frameworks.trainable import FloatArray, TableExport
 from elasticdl.job.parameters import TableSpec
 
 MANIFEST = "manifest.json"
+SHARD_BYTES = 2 << 30  # of values in one file: what any file system and object store takes in one piece
 _PAGE = 65_536  # rows asked for at a time
 
 
@@ -29,46 +31,72 @@ class Target:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.names: list[str] = []
+        self.tables: dict[str, dict[str, Any]] = {}  # where the rows of each table are
 
     def path(self, name: str) -> Path:
         """Where to write the file `name`."""
         self.names.append(name)
         return self.folder / name
 
-    def tensors(self, name: str, tensors: Mapping[str, npt.NDArray[Any]], **metadata: str) -> None:
-        path = self.path(name)
-        save_file({k: np.asarray(v, order="C") for k, v in tensors.items()}, path, metadata=metadata or None)
-        path.chmod(0o666 & ~_umask())  # the library makes files that only their owner reads
+    def tensors(self, arrays: Mapping[str, npt.NDArray[Any]], tables: Sequence[Weights] = ()) -> bool:
+        """`model.safetensors`, or shards of it and their index; whether it was cut into shards.
+
+        Rows of tables are written as they come from the servers.
+        """
+        found = [Tensor.of(name, array) for name, array in arrays.items()]
+        found += [weights.tensor() for weights in tables]
+        self.tables |= {w.table.name: {"dim": w.table.dim, "tensor": w.name} for w in tables}
+        self.names += (files := write_sharded(self.folder, "model", found, SHARD_BYTES))
+        return len(files) > 1
 
     def table(self, table: TableSpec, rows: TableExport) -> None:
-        """A table with no known number of ids: its ids, in rising order, and their rows."""
-        ids = rows.ids(table.name)
-        self.tensors(table_file(table), {"ids": ids, "rows": _paged(table, rows, ids)}, table=table.name)
+        """A table with no known number of ids: pairs of ids and rows, in the order of the servers."""
+        meta = {"table": table.name}
+        base = table_file(table)
+        self.tables[table.name] = {"dim": table.dim, "files": base}
+        self.names += write_rows(self.folder, base, table.dim, rows.chunks(table.name), SHARD_BYTES, meta)
 
     def readme(self, text: str) -> None:
         self.path("README.md").write_text(text)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+@dataclass(frozen=True)
+class Weights:
+    """A table with a known number of ids as the weight matrix of a plain layer.
+
+    Ids never trained have their initial row; the row of padding is zeros, which it has on no server.
+    """
+
+    name: str  # of the matrix
+    table: TableSpec
+    rows: TableExport
+    zero_row: int | None = None
+
+    def tensor(self) -> Tensor:
+        return Tensor(self.name, np.dtype(np.float32), (self.table.input_dim or 0, self.table.dim), self._pages)
+
+    def array(self) -> FloatArray:
+        """The whole matrix."""
+        found = np.empty((self.table.input_dim or 0, self.table.dim), np.float32)
+        start = 0
+        for page in self._pages(0, len(found)):
+            found[start : start + len(page)] = page
+            start += len(page)
+        return found
+
+    def _pages(self, start: int, stop: int) -> Iterator[FloatArray]:
+        for first in range(start, stop, _PAGE):
+            last = min(first + _PAGE, stop)
+            page = self.rows.rows(self.table.name, np.arange(first, last, dtype=np.int64))
+            if self.zero_row is not None and first <= self.zero_row < last:
+                page = page.copy()
+                page[self.zero_row - first] = 0.0
+            yield page
 
 
 def table_file(table: TableSpec) -> str:
-    return f"{table.name.replace('/', '.')}.safetensors"
-
-
-def all_rows(table: TableSpec, rows: TableExport) -> FloatArray:
-    """Every row of a table with a known number of ids; ids never trained have their initial row."""
-    return _paged(table, rows, np.arange(table.input_dim or 0, dtype=np.int64))
-
-
-def _paged(table: TableSpec, rows: TableExport, ids: npt.NDArray[np.int64]) -> FloatArray:
-    found = np.empty((len(ids), table.dim), np.float32)
-    for start in range(0, len(ids), _PAGE):
-        found[start : start + _PAGE] = rows.rows(table.name, ids[start : start + _PAGE])
-    return found
+    """The name of a table's file or files, without what follows."""
+    return table.name.replace("/", ".")
 
 
 @contextmanager
@@ -84,7 +112,8 @@ def into(directory: Path, framework: str, reference: Mapping[str, Any]) -> Itera
     partial.mkdir(parents=True)
     target = Target(partial)
     yield target
-    target.path("model.json").write_text(json.dumps({"framework": framework, **reference}, indent=2) + "\n")
+    described = {"framework": framework, **reference, "tables": target.tables}
+    target.path("model.json").write_text(json.dumps(described, indent=2) + "\n")
     manifest = {
         "format": "elasticdl-export/1",
         "framework": framework,

@@ -18,6 +18,7 @@ import keras
 
 from elasticdl.errors import ModelError
 from elasticdl.frameworks.keras_metrics import measure
+from elasticdl.frameworks.keras_moving import move_embeddings
 from elasticdl.frameworks.metrics import MetricsAccumulator
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.optimizers import read_optimizer
@@ -46,9 +47,19 @@ def seed_everything(seed: int) -> None:
 
 def trainable(model: Any, code: ModelFile, seed: int, sample: Callable[[], Arrays] | None) -> Trainable:
     """The Trainable of a Keras model on the backend that Keras runs on."""
-    tables = bind_tables(model, code)
+    bind_tables(model, code)
     if not all(layer.built for layer in model._flatten_layers()):
-        _build_on(model, code, tables, seed, sample)
+        _build_on(model, code, seed, sample)
+    notes: list[str] = []
+    if code.request.table_threshold_bytes:
+        probe = None if sample is None else lambda: _try_out(model, code, sample)
+        notes = move_embeddings(model, code.request.table_threshold_bytes, probe)
+    made = _backend(model, code, bind_tables(model, code))
+    made.notes = tuple(notes)
+    return made
+
+
+def _backend(model: Any, code: ModelFile, tables: tuple[TableSpec, ...]) -> KerasTrainable:
     backend = keras.backend.backend()
     if backend == "torch":
         from elasticdl.frameworks.keras_torch import TorchBackend
@@ -69,6 +80,8 @@ def trainable(model: Any, code: ModelFile, seed: int, sample: Callable[[], Array
 
 class KerasTrainable(ABC):
     """Variables by their paths. Float variables that no gradient moves are state; integers and seeds stay local."""
+
+    notes: tuple[str, ...] = ()
 
     def __init__(self, model: Any, code: ModelFile, tables: tuple[TableSpec, ...]) -> None:
         self._model, self._code, self._tables = model, code, tables
@@ -145,9 +158,7 @@ def bind_tables(model: Any, code: ModelFile) -> tuple[TableSpec, ...]:
     return tuple(tables.values())
 
 
-def _build_on(
-    model: Any, code: ModelFile, tables: tuple[TableSpec, ...], seed: int, sample: Callable[[], Arrays] | None
-) -> None:
+def _build_on(model: Any, code: ModelFile, seed: int, sample: Callable[[], Arrays] | None) -> None:
     """Run a first batch through a model that makes its variables when it sees data."""
     if sample is None:
         if model.built:
@@ -157,11 +168,15 @@ def _build_on(
             "the model has no variables before it sees data",
             "Build it in custom_model: call it once on keras.Input tensors, or `model.build(input_shape)`.",
         )
-    features = map_arrays(lambda a: keras.ops.convert_to_tensor(narrowed(a)), sample())
+    features = sample()
     keras.utils.set_random_seed(seed % 2**32)  # reading the sample may have drawn random numbers
-    with code.running("building the model on a first batch"), answered_by(ZeroLookup(keras.ops)):
+    _try_out(model, code, lambda: features)
+
+
+def _try_out(model: Any, code: ModelFile, sample: Callable[[], Arrays]) -> None:
+    features = map_arrays(lambda a: keras.ops.convert_to_tensor(narrowed(a)), sample())
+    with code.running("trying the model on a first batch"), answered_by(ZeroLookup(keras.ops)):
         model(features)
-    bind_tables(model, code)
 
 
 def _check_variables(variables: Sequence[Any], code: ModelFile) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from elasticdl.errors import ModelError
 from elasticdl.frameworks.keras import KerasTrainable
-from elasticdl.frameworks.keras_rows import ArgumentLookup, IdRecorder, PulledRows, pull
+from elasticdl.frameworks.keras_rows import ArgumentLookup, Asked, IdRecorder, PulledRows, pull
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.rows import answered_by
 from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, map_arrays, narrowed, to_numpy
@@ -26,7 +26,7 @@ class JaxBackend(KerasTrainable):
         self._locals = [v.value for v in self._local]
         local = {id(v) for v in self._local}
         self._is_local = [id(v) in local for v in model.non_trainable_variables]
-        self._asked: dict[bool, list[str]] = {}  # training or not: the tables in the order they are looked up
+        self._asked: dict[bool, list[Asked]] = {}  # training or not: the tables in the order they are looked up
         self._ids = jax.jit(self._find_ids, static_argnums=0)
         self._step = jax.jit(jax.value_and_grad(self._losses, argnums=(0, 1), has_aux=True))
         self._predict = jax.jit(self._predictions)
@@ -70,7 +70,7 @@ class JaxBackend(KerasTrainable):
         recorder = IdRecorder()
         with answered_by(recorder):
             self._call(values, state, local, inputs, training)
-        self._asked[training] = recorder.tables
+        self._asked[training] = recorder.asked
         return recorder.ids
 
     def _losses(

@@ -8,15 +8,22 @@ look-up of one is the n-th of the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.frameworks.rows import ZeroLookup
+from elasticdl.frameworks.rows import ZeroLookup, check_range, without
 from elasticdl.frameworks.trainable import FloatArray, IdArray, RowSource
 from elasticdl.job.parameters import TableSpec
+
+
+class Asked(NamedTuple):
+    """One look-up of a pass."""
+
+    table: str
+    padding: int | None
 
 
 class IdRecorder(ZeroLookup):
@@ -24,13 +31,13 @@ class IdRecorder(ZeroLookup):
 
     def __init__(self) -> None:
         super().__init__(keras.ops)
-        self.tables: list[str] = []
+        self.asked: list[Asked] = []
         self.ids: list[Any] = []
 
-    def gather(self, table: TableSpec, ids: Any) -> Any:
-        self.tables.append(table.name)
+    def gather(self, table: TableSpec, ids: Any, padding: int | None = None) -> Any:
+        self.asked.append(Asked(table.name, padding))
         self.ids.append(ids)
-        return super().gather(table, ids)
+        return super().gather(table, ids, padding)
 
 
 class ArgumentLookup:
@@ -39,7 +46,7 @@ class ArgumentLookup:
     def __init__(self, rows: dict[str, Any], positions: list[Any]) -> None:
         self._rows, self._positions = rows, iter(positions)
 
-    def gather(self, table: TableSpec, ids: Any) -> Any:
+    def gather(self, table: TableSpec, ids: Any, padding: int | None = None) -> Any:
         return keras.ops.take(self._rows[table.name], next(self._positions), axis=0)
 
 
@@ -57,9 +64,9 @@ class PulledRows:
 
 
 def pull(
-    tables: tuple[TableSpec, ...], asked: list[str], found: list[Any], source: RowSource, padded: bool
+    tables: tuple[TableSpec, ...], asked: list[Asked], found: list[Any], source: RowSource, padded: bool
 ) -> PulledRows:
-    """Pull the rows of the recorded ids, once per table.
+    """Pull the rows of the recorded ids, once per table. After them stands a row of zeros, the padding's.
 
     With `padded` the number of rows is rounded up to a power of two, so that a compiler which needs fixed
     shapes sees few of them.
@@ -69,16 +76,19 @@ def pull(
     rows: dict[str, FloatArray] = {}
     positions: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(arrays)
     for table in tables:
-        mine = [i for i, name in enumerate(asked) if name == table.name]
-        flat = np.concatenate([arrays[i].reshape(-1) for i in mine]) if mine else np.zeros(0, np.int64)
-        ids, inverse = np.unique(flat, return_inverse=True)
+        mine = [i for i, look_up in enumerate(asked) if look_up.table == table.name]
+        parts = [np.unique(arrays[i]) for i in mine]
+        wanted = [without(asked[i].padding, part)[0] for i, part in zip(mine, parts, strict=True)]
+        ids = np.unique(np.concatenate(wanted)) if wanted else np.zeros(0, np.int64)
+        check_range(table, ids)
         unique[table.name] = ids
-        size = 1 << max(len(ids) - 1, 0).bit_length() if padded else max(len(ids), 1)
+        size = 1 << len(ids).bit_length() if padded else len(ids) + 1
         rows[table.name] = np.zeros((size, table.dim), np.float32)
         if len(ids):
             rows[table.name][: len(ids)] = source.rows(table.name, ids)
-        start = 0
         for i in mine:
-            positions[i] = inverse[start : start + arrays[i].size].reshape(arrays[i].shape).astype(np.int32)
-            start += arrays[i].size
+            places = np.searchsorted(ids, arrays[i])
+            if asked[i].padding is not None:
+                places[arrays[i] == asked[i].padding] = len(ids)
+            positions[i] = places.astype(np.int32)
     return PulledRows(unique, rows, positions)

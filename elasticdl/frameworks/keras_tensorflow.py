@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.frameworks.keras import KerasTrainable, read_flat
-from elasticdl.frameworks.keras_rows import ArgumentLookup, IdRecorder, PulledRows, pull
+from elasticdl.frameworks.keras_rows import ArgumentLookup, Asked, IdRecorder, PulledRows, pull
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.rows import answered_by
 from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, map_arrays, narrowed, to_numpy
@@ -20,7 +20,7 @@ class TensorflowBackend(KerasTrainable):
 
     def __init__(self, model: Any, code: ModelFile, tables: tuple[TableSpec, ...]) -> None:
         super().__init__(model, code, tables)
-        self._asked: dict[bool, list[str]] = {}
+        self._asked: dict[bool, list[Asked]] = {}
         self._write = tf.function(self._write_flat, autograph=False, reduce_retracing=True)
         self._ids = tf.function(self._find_ids, autograph=False, reduce_retracing=True)
         self._step = tf.function(self._gradients, autograph=False, reduce_retracing=True)
@@ -66,7 +66,7 @@ class TensorflowBackend(KerasTrainable):
         with answered_by(recorder):
             # Nothing but the ids is returned, so the graph keeps nothing else; statistics must not move here.
             self._model(inputs, **self._when_predicting)
-        self._asked[training] = recorder.tables
+        self._asked[training] = recorder.asked
         return recorder.ids
 
     def _gradients(self, inputs: Arrays, targets: Arrays, rows: dict[str, Any], positions: list[Any]) -> Any:

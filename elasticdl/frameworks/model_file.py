@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +37,7 @@ class ModelRequest:
     custom_data_reader: str = "custom_data_reader"
     prediction_outputs_processor: str = "PredictionOutputsProcessor"
     params: Mapping[str, Parameter] = field(default_factory=dict)  # offered to custom_model by name (--aux_params)
+    table_threshold_bytes: int = 0  # plain embeddings of at least this size move to the servers; 0: none
 
     @classmethod
     def of(cls, job: Any) -> ModelRequest:
@@ -48,6 +49,8 @@ class ModelRequest:
             if isinstance(given, str)
             else {k: _parse_value(v) if isinstance(v, str) else v for k, v in given.items()}
         )
+        if getattr(job, "distribution_strategy", "") in ("AllreduceStrategy", "CustomStrategy"):
+            values.pop("table_threshold_bytes", None)  # there are no servers
         return cls(**{k: v for k, v in values.items() if v is not None}, params=params)
 
 
@@ -144,14 +147,22 @@ class ModelFile:
         """What the user's code raises inside becomes a ModelError."""
         return user_code(self.path, [self._zoo], doing)
 
-    def build(self) -> Any:
-        """Call `custom_model`, with those of the parameters that it takes."""
+    def taken(self) -> dict[str, Parameter]:
+        """Those of the parameters that `custom_model` takes."""
         accepted = inspect.signature(self.custom_model).parameters.values()
         takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted)
         names = {p.name for p in accepted}
-        params = {k: v for k, v in self.request.params.items() if takes_any or k in names}
+        return {k: v for k, v in self.request.params.items() if takes_any or k in names}
+
+    def build(self) -> Any:
+        """Call `custom_model`, with those of the parameters that it takes."""
         with self.running(f"calling {self.location.symbol}"):
-            return self.custom_model(**params)
+            return self.custom_model(**self.taken())
+
+    def making(self) -> tuple[str, str]:
+        """The two lines of code that make the model again: an import and a call."""
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.taken().items())
+        return f"from {self.location.module} import {self.location.symbol}", f"{self.location.symbol}({arguments})"
 
     def build_checked(self) -> Any:
         """The model, which is a Keras or torch one."""
@@ -309,11 +320,17 @@ def load_trainable(
         from elasticdl.frameworks import torch as torch_models
 
         torch_models.seed_everything(seed)
-    model = code.build_checked()
+    births, watched = None, nullcontext()
+    if code.request.table_threshold_bytes and "torch" in sys.modules:
+        from elasticdl.frameworks.torch_moving import Births
+
+        births = watched = Births()
+    with watched:
+        model = code.build_checked()
     if "keras" in sys.modules and isinstance(model, sys.modules["keras"].Model):
         from elasticdl.frameworks import keras as keras_models
 
         return keras_models.trainable(model, code, seed, sample)
     from elasticdl.frameworks.torch import TorchTrainable
 
-    return TorchTrainable(model, code, sample)
+    return TorchTrainable(model, code, sample, births)

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import numpy as np
+from pydantic import ValidationError
 
 from elasticdl.errors import ModelError
 from elasticdl.frameworks.trainable import FloatArray, IdArray
@@ -25,6 +26,15 @@ class TableLayer:
         """The layer's table; `name` is how the model calls the layer."""
         raise NotImplementedError
 
+    @staticmethod
+    def described(**fields: Any) -> TableSpec:
+        """A table as the layer's arguments say, or an error that names the layer and the argument."""
+        try:
+            return TableSpec(**fields)
+        except ValidationError as error:
+            wrong = [f"{e['loc'][0]}={e['input']!r}: {e['msg'].lower()}" for e in error.errors()]
+            raise ModelError(f"layer {fields['name']!r}", "; ".join(wrong), "Mend the layer's arguments.") from None
+
     def bind(self, table: TableSpec) -> None:
         """From now on the layer asks for rows of this table."""
         raise NotImplementedError
@@ -37,8 +47,11 @@ class TableLayer:
 class Lookup(Protocol):
     """Answers the embedding layers during one forward pass."""
 
-    def gather(self, table: TableSpec, ids: Any) -> Any:
-        """The rows of `ids`, a framework tensor of any shape: a tensor of shape ids.shape + (dim,)."""
+    def gather(self, table: TableSpec, ids: Any, padding: int | None = None) -> Any:
+        """The rows of `ids`, a framework tensor of any shape: a tensor of shape ids.shape + (dim,).
+
+        The id `padding` is not asked for: it gets zeros, and no gradient.
+        """
         ...
 
 
@@ -55,7 +68,7 @@ def answered_by(lookup: Lookup) -> Iterator[None]:
         _lookup.reset(token)
 
 
-def gather(table: TableSpec, ids: Any) -> Any:
+def gather(table: TableSpec, ids: Any, padding: int | None = None) -> Any:
     """What an embedding layer calls in its forward pass."""
     lookup = _lookup.get()
     if lookup is None:
@@ -65,7 +78,30 @@ def gather(table: TableSpec, ids: Any) -> Any:
             "Run the model with `elasticdl train`, or use the framework's own Embedding layer where the table fits "
             "into memory.",
         )
-    return lookup.gather(table, ids)
+    return lookup.gather(table, ids, padding)
+
+
+def without(padding: int | None, ids: IdArray) -> tuple[IdArray, int | None]:
+    """Sorted unique ids without the padding, and where it stood; None if it is not among them."""
+    if padding is None or not len(ids):
+        return ids, None
+    place = int(np.searchsorted(ids, padding))
+    if place == len(ids) or ids[place] != padding:
+        return ids, None
+    return np.delete(ids, place), place
+
+
+def check_range(table: TableSpec, ids: IdArray) -> None:
+    """Sorted ids of a table with a known number of them must be among those."""
+    if table.input_dim is None or not len(ids) or (ids[0] >= 0 and ids[-1] < table.input_dim):
+        return
+    wrong = ids[0] if ids[0] < 0 else ids[-1]
+    raise ModelError(
+        f"layer {table.name!r}",
+        f"it was called with id {wrong}, but it is declared with {table.input_dim:,} ids: 0 to {table.input_dim - 1:,}",
+        "Declare it larger, map ids into this range in feed (id % size), or use elasticdl's Embedding without a "
+        "number of ids, which takes any 64-bit id.",
+    )
 
 
 class NoRows:
@@ -96,6 +132,6 @@ class ZeroLookup:
     def __init__(self, ops: Any) -> None:
         self._ops = ops
 
-    def gather(self, table: TableSpec, ids: Any) -> Any:
+    def gather(self, table: TableSpec, ids: Any, padding: int | None = None) -> Any:
         # By multiplication, since a traced batch may have no known size.
         return self._ops.expand_dims(self._ops.cast(ids, "float32"), -1) * self._ops.zeros((table.dim,))

@@ -17,6 +17,8 @@ from elasticdl.frameworks.metrics import MeanMeasure, MetricsAccumulator
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.optimizers import read_optimizer
 from elasticdl.frameworks.rows import NoRows, TableLayer, answered_by
+from elasticdl.frameworks.torch_moving import Births, move_embeddings
+from elasticdl.frameworks.torch_readme import readme
 from elasticdl.frameworks.torch_rows import FlatTensors, TorchLookup, mean_of, to_tensor
 from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, TableExport, map_arrays, to_numpy
 from elasticdl.job.parameters import ParametersSpec, TableSpec, VariableSpec
@@ -32,11 +34,21 @@ def seed_everything(seed: int) -> None:
 class TorchTrainable:
     """Parameters and float buffers by their qualified names; integer buffers stay with the worker."""
 
-    def __init__(self, model: Any, code: ModelFile, sample: Callable[[], Arrays] | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        code: ModelFile,
+        sample: Callable[[], Arrays] | None = None,
+        births: Births | None = None,
+    ) -> None:
         self._model, self._code = model, code
+        self._device = next((t.device for t in _tensors(model)), torch.device("cpu"))
         self._tables = _bind_tables(model)
         if any(isinstance(t, torch.nn.parameter.UninitializedTensorMixin) for t in _tensors(model)):
             self._materialise(sample)
+        self.notes: tuple[str, ...] = ()
+        if births is not None:
+            self._move_embeddings(births, sample)
         trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
         state = _state(model, trainable)
         for name, tensor in (trainable | state).items():
@@ -56,7 +68,6 @@ class TorchTrainable:
             optimizer=read_optimizer(code, list(trainable.values())),
         )
         self._initial = self._trainable.read(), self._state.read()
-        self._device = next((t.device for t in _tensors(model)), torch.device("cpu"))
 
     def initial(self) -> tuple[FloatArray, FloatArray]:
         return self._initial[0].copy(), self._initial[1].copy()
@@ -89,14 +100,15 @@ class TorchTrainable:
     def export(self, directory: Path, rows: TableExport) -> list[str]:
         tensors = {name: tensor.detach().cpu().numpy() for name, tensor in self._model.state_dict().items()}
         with export.into(directory, "torch", self._code.reference()) as target:
+            weights = []
             for table in self._tables:
                 if table.input_dim is None:
                     target.table(table, rows)
                     continue
                 layer = self._model.get_submodule(table.name)
-                tensors[f"{table.name}.weight"] = layer.plain_weights(export.all_rows(table, rows))
-            target.tensors("model.safetensors", tensors)
-            target.readme(_README.format(layers=_layers_text(self._model, self._tables), **self._code.reference()))
+                weights.append(export.Weights(f"{table.name}.weight", table, rows, layer.zero_row))
+            sharded = target.tensors(tensors, weights)
+            target.readme(readme(self._code, self._model, self._tables, sharded))
         return target.names
 
     def _to_tensors(self, arrays: Arrays) -> Any:
@@ -110,10 +122,23 @@ class TorchTrainable:
                 "the model has lazy modules, whose shapes are known only when data is seen",
                 "Give the modules their input sizes.",
             )
+        self._try_out(sample)
+
+    def _move_embeddings(self, births: Births, sample: Callable[[], Arrays] | None) -> None:
+        def probe() -> None:
+            self._tables = _bind_tables(self._model)
+            if sample is not None:
+                self._try_out(sample)
+
+        threshold = self._code.request.table_threshold_bytes
+        self.notes = tuple(move_embeddings(self._model, threshold, births, probe))
+        self._tables = _bind_tables(self._model)
+
+    def _try_out(self, sample: Callable[[], Arrays]) -> None:
         lookup = TorchLookup(NoRows(self._tables), training=False)
-        with self._code.running("building the model on a first batch"), answered_by(lookup), torch.no_grad():
+        with self._code.running("trying the model on a first batch"), answered_by(lookup), torch.no_grad():
             self._model.eval()
-            self._model(map_arrays(to_tensor, sample()))
+            self._model(self._to_tensors(sample()))
 
 
 class _TensorMeasure(MeanMeasure):
@@ -148,19 +173,3 @@ def _state(model: Any, trainable: dict[str, Any]) -> dict[str, Any]:
     kept = set(model.state_dict(keep_vars=True))  # leaves out buffers registered with persistent=False
     named = [*model.named_parameters(), *model.named_buffers()]
     return {n: t for n, t in named if n not in trainable and n in kept and t.dtype.is_floating_point}
-
-
-def _layers_text(model: Any, tables: tuple[TableSpec, ...]) -> str:
-    plain = [f"* `{t.name}`: {model.get_submodule(t.name).plain_code()}" for t in tables if t.input_dim is not None]
-    if not plain:
-        return ""
-    return "\nTo load it without ElasticDL, use these layers in place of elasticdl's:\n\n" + "\n".join(plain) + "\n"
-
-
-_README = """# An exported PyTorch model
-
-    from safetensors.torch import load_file
-    model = {symbol}()  # from {module}
-    model.load_state_dict(load_file("model.safetensors"))
-    model.eval()
-{layers}"""

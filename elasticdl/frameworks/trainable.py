@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -39,8 +40,8 @@ class RowSource(Protocol):
 class TableExport(RowSource, Protocol):
     """A row source that can also list a table, for the exported model."""
 
-    def ids(self, table: str) -> IdArray:
-        """Every id that has a row, in rising order."""
+    def chunks(self, table: str) -> Iterator[tuple[IdArray, FloatArray]]:
+        """Every id that has a row, and its row, some at a time and in any order."""
         ...
 
 
@@ -50,6 +51,11 @@ class Trainable(Protocol):
     @property
     def parameters(self) -> ParametersSpec:
         """What the model puts on the parameter servers."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know: which embeddings moved to the servers, and which large ones did not."""
         ...
 
     def initial(self) -> tuple[FloatArray, FloatArray]:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from elasticdl.job.invalid import Invalid, nearest
 from elasticdl.job.values import blank_is_none, dns_label, read_pairs, spell_pairs
@@ -102,6 +102,19 @@ def _amount(name: str, text: str) -> int:
     if amount <= 0:
         raise Invalid(f"has {name}={text}, which is no amount of bytes", f"Write something like {name}=4096Mi.")
     return amount
+
+
+def read_bytes(value: Any) -> Any:
+    """A number of bytes, with a unit or without: `2Mi`, `1G`, `0`."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)([A-Za-z]*)\s*", value) if isinstance(value, str) else None
+    if found is None or found[2] not in UNITS:
+        raise Invalid("no number of bytes", "Write something like 2Mi, with one of Ki, Mi, Gi, Ti (or K, M, G, T).")
+    return int(float(found[1]) * UNITS[found[2]]) if "." in found[1] else int(found[1]) * UNITS[found[2]]
+
+
+ByteCount = Annotated[int, Field(ge=0), BeforeValidator(read_bytes)]
 
 
 def _whole(name: str, text: str) -> int:

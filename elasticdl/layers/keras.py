@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 import keras
 
 from elasticdl.errors import ModelError
+from elasticdl.frameworks.keras_initializers import KNOWN, SCALED, describe
 from elasticdl.frameworks.rows import TableLayer, gather
 from elasticdl.job.parameters import InitializerSpec, TableSpec
-
-Combiner = Literal["sum", "mean", "sqrtn"]
+from elasticdl.layers.keras_bags import Combiner, combined, combined_ragged, is_ragged, ragged_rows
 
 
 class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
     """Like `keras.layers.Embedding`, for tables of any size: ids are integers, rows are born on first use.
 
     `input_dim` may be left out (hashed ids); with it the exported model holds a plain Embedding layer. `combiner`
-    reduces the last axis of the ids. With `mask_zero` id 0 is padding: it counts as nothing for the combiner, and
-    without one it becomes the mask of later layers, as in Keras.
+    reduces the last axis of the ids to one row, and with `weights` of the ids' shape, `layer(ids, weights=w)`, to a
+    weighted one. The id `mask_value` (any integer, -1 too) is padding: it counts as nothing for the combiner, gets
+    zeros and has no row on the servers; without a combiner it becomes the mask of later layers. `mask_zero=True` is
+    `mask_value=0`. With the TensorFlow backend ids may be ragged or sparse tensors.
+
+    A row is kept from its `admit_after`-th push on, and dropped when no push touched it for `evict_after_steps` steps.
     """
 
     def __init__(
@@ -30,21 +34,46 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
         embeddings_initializer: Any = "uniform",
         mask_zero: bool = False,
         combiner: Combiner | None = None,
+        mask_value: int | None = None,
+        admit_after: int | None = None,
+        evict_after_steps: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         if combiner not in (None, "sum", "mean", "sqrtn"):
             raise ModelError("Embedding", f"combiner={combiner!r} is not known", "Use sum, mean, sqrtn or None.")
+        if mask_zero and mask_value not in (None, 0):
+            raise self._wrong(f"mask_zero came with mask_value={mask_value}", "Give one of them.")
         self.output_dim, self.input_dim = output_dim, input_dim
-        self.mask_zero, self.combiner = mask_zero, combiner
+        self.mask_value, self.combiner = 0 if mask_zero else mask_value, combiner
+        self.admit_after, self.evict_after_steps = admit_after, evict_after_steps
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
-        self.initializer = read_initializer(self.embeddings_initializer)
-        self.supports_masking = mask_zero
+        self.initializer = self._describe_initializer()
+        self.supports_masking = self.mask_value is not None
         self.autocast = False  # ids are not to be made floats
         self._table = self.table(self.name)
+        self._plain_form = True  # as long as plain Keras layers can do the same
+
+    def _describe_initializer(self) -> InitializerSpec:
+        found = describe(self.embeddings_initializer, self.input_dim, self.output_dim)
+        if isinstance(found, InitializerSpec):
+            return found
+        name = type(self.embeddings_initializer).__name__
+        raise ModelError(
+            f"layer {self.name!r}",
+            f"embeddings_initializer {name} is not supported: {found}",
+            f"Use {KNOWN}; with input_dim also {SCALED}.",
+        )
 
     def table(self, name: str) -> TableSpec:
-        return TableSpec(name=name, dim=self.output_dim, initializer=self.initializer, input_dim=self.input_dim)
+        return self.described(
+            name=name,
+            dim=self.output_dim,
+            initializer=self.initializer,
+            input_dim=self.input_dim,
+            admit_after=self.admit_after,
+            evict_after_steps=self.evict_after_steps,
+        )
 
     def bind(self, table: TableSpec) -> None:
         self._table = table
@@ -53,20 +82,60 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
         self._ids_shape = tuple(input_shape)  # nothing to make: the rows are elsewhere
         self.built = True
 
-    def call(self, inputs: Any) -> Any:
-        if not keras.backend.is_int_dtype(inputs.dtype):
-            raise ModelError(
-                f"layer {self.name!r}",
-                f"its ids are {keras.backend.standardize_dtype(inputs.dtype)}; they must be integers",
-                'Give the input an integer type: keras.Input(..., dtype="int64").',
+    def call(self, inputs: Any, weights: Any = None) -> Any:
+        self._check(inputs, weights)
+        if is_ragged(inputs):
+            rows = keras.ops.cast(self._gather(inputs.values), self.compute_dtype)
+            if self.combiner is None:
+                return ragged_rows(inputs, rows)
+            return combined_ragged(rows, inputs, weights, self.combiner, self.mask_value)
+        rows = keras.ops.cast(self._gather(inputs), self.compute_dtype)
+        return rows if self.combiner is None else combined(rows, inputs, weights, self.combiner, self.mask_value)
+
+    def _gather(self, ids: Any) -> Any:
+        return gather(self._table, ids, self.mask_value)
+
+    def _check(self, ids: Any, weights: Any) -> None:
+        dtype, shape = keras.backend.standardize_dtype(ids.dtype), tuple(ids.shape)
+        if not keras.backend.is_int_dtype(dtype):
+            raise self._wrong(
+                f"ids came as {dtype} of shape {shape}; they must be integers",
+                'Give the input an integer type: keras.Input(..., dtype="int64"). Floats lose ids above 2**24; text '
+                "has to be hashed or looked up in feed.",
             )
-        values = keras.ops.cast(gather(self._table, inputs), self.compute_dtype)
-        return combined(values, inputs, self.combiner, self.mask_zero)
+        ragged = is_ragged(ids)
+        if ragged and len(shape) != 2:
+            raise self._wrong(
+                f"ragged ids of shape {shape} came", "Ragged and sparse ids have two axes: [records, ids]."
+            )
+        if ragged and self.combiner is None and not hasattr(ids, "with_values") and not _symbolic(ids):
+            raise self._wrong("sparse ids came without a combiner", "Give the layer combiner='sum', 'mean' or 'sqrtn'.")
+        if self.combiner is not None and not 2 <= len(shape) <= 3:
+            raise self._wrong(
+                f"ids of shape {shape} came to combiner={self.combiner!r}, which reduces the last of 2 or 3 axes",
+                "Give ids [records, ids] or [records, fields, ids]; for one id per record leave the combiner out.",
+            )
+        if weights is not None and self.combiner is None:
+            raise self._wrong("weights came without a combiner", "Give the layer combiner='sum', 'mean' or 'sqrtn'.")
+        if weights is not None and not ragged and not _fit(tuple(weights.shape), shape):
+            raise self._wrong(
+                f"weights of shape {tuple(weights.shape)} came for ids of shape {shape}", "Give one weight per id."
+            )
+        if weights is not None or ragged:
+            self._plain_form = False
+
+    def _wrong(self, what: str, remedy: str) -> ModelError:
+        return ModelError(f"layer {self.name!r}", what, remedy)
+
+    def compute_output_spec(self, inputs: Any, weights: Any = None) -> Any:
+        self._check(inputs, weights)
+        ragged = getattr(inputs, "ragged", False) and self.combiner is None
+        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype, ragged=ragged)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        if not self.mask_zero or self.combiner is not None:
+        if self.mask_value is None or self.combiner is not None or is_ragged(inputs):
             return None
-        return keras.ops.not_equal(inputs, 0)
+        return keras.ops.not_equal(inputs, self.mask_value)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         kept = input_shape[:-1] if self.combiner is not None else input_shape
@@ -78,56 +147,54 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
             "output_dim": self.output_dim,
             "input_dim": self.input_dim,
             "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
-            "mask_zero": self.mask_zero,
             "combiner": self.combiner,
+            "mask_value": self.mask_value,
+            "admit_after": self.admit_after,
+            "evict_after_steps": self.evict_after_steps,
         }
+
+    @property
+    def has_plain(self) -> bool:
+        """Whether `plain` can be made of this layer."""
+        return self.input_dim is not None and self._plain_form
 
     def plain(self) -> Any:
         """Plain Keras that computes the same once the variable `embeddings` of the layer of this name is set."""
-        name = self.name if self.combiner is None else f"{self.name}_rows"
-        rows = keras.layers.Embedding(
-            self.input_dim, self.output_dim, name=name, mask_zero=self.mask_zero and self.combiner is None
-        )
-        if self.combiner is None:
-            return rows
+        assert self.input_dim is not None
+        padding = self.mask_value
+        if self.combiner is None and padding in (None, 0):
+            # The row of id 0 is zeros: what padding gets.
+            return keras.layers.Embedding(self.input_dim, self.output_dim, name=self.name, mask_zero=padding == 0)
         ids = keras.Input(batch_shape=self._ids_shape, dtype="int32")
-        return keras.Model(ids, combined(rows(ids), ids, self.combiner, self.mask_zero), name=self.name)
+        rows = keras.layers.Embedding(self.input_dim, self.output_dim, name=f"{self.name}_rows")
+        if padding is None:
+            return keras.Model(ids, combined(rows(ids), ids, None, self.combiner, None), name=self.name)
+        values = rows(keras.ops.where(keras.ops.equal(ids, padding), 0, ids))
+        if self.combiner is not None:
+            return keras.Model(ids, combined(values, ids, None, self.combiner, padding), name=self.name)
+        kept = keras.ops.cast(keras.ops.expand_dims(keras.ops.not_equal(ids, padding), -1), values.dtype)
+        return keras.Model(ids, values * kept, name=self.name)
+
+    def plain_code(self) -> str:
+        """The plain layer that computes the same, as code."""
+        masked = ", mask_zero=True" if self.mask_value == 0 and self.combiner is None else ""
+        plain = f'`keras.layers.Embedding({self.input_dim}, {self.output_dim}{masked}, name="{self.name}")`'
+        if self.combiner is not None:
+            how = {"sum": "summed", "mean": "averaged", "sqrtn": "summed and divided by the square root of the count"}
+            plain += f", {how[self.combiner]} over the last axis of the ids"
+        if self.mask_value is not None and not masked:
+            plain += f", without the ids {self.mask_value}, which are padding"
+        return plain
+
+    @property
+    def zero_row(self) -> int | None:
+        """The row of the plain weight matrix that is zeros."""
+        return self.mask_value if self.mask_value is not None and 0 <= self.mask_value < (self.input_dim or 0) else None
 
 
-def combined(values: Any, ids: Any, combiner: Combiner | None, mask_zero: bool) -> Any:
-    """Rows reduced over the last axis of the ids."""
-    ops = keras.ops
-    if combiner is None:
-        return values
-    if not mask_zero:
-        if combiner == "sum":
-            return ops.sum(values, axis=-2)
-        mean = ops.mean(values, axis=-2)
-        return mean if combiner == "mean" else mean * float(ids.shape[-1]) ** 0.5
-    kept = ops.cast(ops.expand_dims(ops.not_equal(ids, 0), -1), values.dtype)
-    total = ops.sum(values * kept, axis=-2)
-    if combiner == "sum":
-        return total
-    count = ops.maximum(ops.sum(kept, axis=-2), 1.0)
-    return total / (count if combiner == "mean" else ops.sqrt(count))
+def _symbolic(tensor: Any) -> bool:
+    return isinstance(tensor, keras.KerasTensor)
 
 
-def read_initializer(initializer: Any) -> InitializerSpec:
-    """The description of a Keras initializer that a parameter server can draw a single row from."""
-    config = initializer.get_config()
-    kind = type(initializer)
-    if kind is keras.initializers.Zeros:
-        return InitializerSpec(kind="constant", a=0.0)
-    if kind is keras.initializers.Ones:
-        return InitializerSpec(kind="constant", a=1.0)
-    if kind is keras.initializers.Constant:
-        return InitializerSpec(kind="constant", a=float(config["value"]))
-    if kind is keras.initializers.RandomUniform:
-        return InitializerSpec(kind="uniform", a=float(config["minval"]), b=float(config["maxval"]))
-    if kind is keras.initializers.RandomNormal:
-        return InitializerSpec(kind="normal", a=float(config["mean"]), b=float(config["stddev"]))
-    raise ModelError(
-        "Embedding",
-        f"embeddings_initializer {kind.__name__} is not supported: rows are born one by one",
-        "Use RandomUniform, RandomNormal, Constant, Zeros or Ones.",
-    )
+def _fit(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return len(one) == len(other) and all(a is None or b is None or a == b for a, b in zip(one, other, strict=True))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from elasticdl.errors import ModelError
-from elasticdl.frameworks.rows import TableLayer, gather
-from elasticdl.frameworks.trainable import FloatArray
+from elasticdl.frameworks.rows import TableLayer
+from elasticdl.frameworks.torch_bags import Combiner, look_up
 from elasticdl.job.parameters import InitializerSpec, TableSpec
 
-Combiner = Literal["sum", "mean", "sqrtn"]
 _INITIALIZERS = {
     "normal": InitializerSpec(kind="normal", a=0.0, b=1.0),
     "uniform": InitializerSpec(kind="uniform", a=-0.05, b=0.05),
@@ -24,8 +22,11 @@ class Embedding(TableLayer, torch.nn.Module):  # type: ignore[misc]
     """Like `torch.nn.Embedding`, for tables of any size: ids are 64-bit integers, rows are born on first use.
 
     `num_embeddings` may be left out (hashed ids); with it the exported model holds a plain weight matrix.
-    `padding_idx` marks ids that count as nothing: zeros, and no gradient. `combiner` reduces the last axis
-    of the ids, as `torch.nn.EmbeddingBag` does.
+    `padding_idx` (any integer, -1 too) marks ids that count as nothing: zeros, no gradient, and no row on the servers.
+    `combiner` reduces each bag of ids to one row, as `torch.nn.EmbeddingBag` does: the last axis of a tensor, or bags
+    of different lengths as a list of 1-d tensors, as ids and offsets, or as a nested tensor.
+
+    A row is kept from its `admit_after`-th push on, and dropped when no push touched it for `evict_after_steps` steps.
     """
 
     def __init__(
@@ -35,6 +36,9 @@ class Embedding(TableLayer, torch.nn.Module):  # type: ignore[misc]
         padding_idx: int | None = None,
         combiner: Combiner | None = None,
         initializer: str | InitializerSpec = "normal",
+        include_last_offset: bool = False,
+        admit_after: int | None = None,
+        evict_after_steps: int | None = None,
     ) -> None:
         super().__init__()
         if combiner not in (None, "sum", "mean", "sqrtn"):
@@ -46,55 +50,60 @@ class Embedding(TableLayer, torch.nn.Module):  # type: ignore[misc]
             )
         self.embedding_dim, self.num_embeddings = embedding_dim, num_embeddings
         self.padding_idx, self.combiner = padding_idx, combiner
+        self.include_last_offset = include_last_offset
+        self.admit_after, self.evict_after_steps = admit_after, evict_after_steps
         self._initializer = _INITIALIZERS[initializer] if isinstance(initializer, str) else initializer
         self._table = self.table("embedding")
 
     def table(self, name: str) -> TableSpec:
-        return TableSpec(
-            name=name, dim=self.embedding_dim, initializer=self._initializer, input_dim=self.num_embeddings
+        return self.described(
+            name=name,
+            dim=self.embedding_dim,
+            initializer=self._initializer,
+            input_dim=self.num_embeddings,
+            admit_after=self.admit_after,
+            evict_after_steps=self.evict_after_steps,
         )
 
     def bind(self, table: TableSpec) -> None:
         self._table = table
 
-    def forward(self, ids: Any) -> Any:
-        if ids.is_floating_point():
-            raise TypeError(f"ids of layer {self._table.name!r} are {ids.dtype}; they must be integers")
-        if self.combiner is not None and ids.ndim == 0:
-            raise ValueError(
-                f"layer {self._table.name!r} has combiner={self.combiner!r}: its ids need at least one axis"
-            )
-        values = gather(self._table, ids)
-        kept = None
-        if self.padding_idx is not None:
-            kept = (ids != self.padding_idx).unsqueeze(-1).to(values.dtype)
-            values = values * kept
-        if self.combiner is None:
-            return values
-        total = values.sum(dim=-2)
-        if self.combiner == "sum":
-            return total
-        if kept is None:
-            count = max(ids.shape[-1], 1)
-            return total / (count if self.combiner == "mean" else math.sqrt(count))
-        count = kept.sum(dim=-2).clamp(min=1.0)
-        return total / (count if self.combiner == "mean" else count.sqrt())
+    def forward(self, ids: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
+        return look_up(
+            self._table,
+            ids,
+            offsets=offsets,
+            weights=per_sample_weights,
+            combiner=self.combiner,
+            padding=self.padding_idx,
+            last_offset=self.include_last_offset,
+        )
 
-    def plain_weights(self, rows: FloatArray) -> FloatArray:
-        """The weight matrix of the plain layer that computes the same."""
-        if self.padding_idx is not None:
-            rows[self.padding_idx] = 0.0
-        return rows
+    @property
+    def zero_row(self) -> int | None:
+        """The row of the plain weight matrix that is zeros."""
+        return self.padding_idx if self._padding_is_a_row else None
+
+    @property
+    def _padding_is_a_row(self) -> bool:
+        return self.padding_idx is not None and 0 <= self.padding_idx < (self.num_embeddings or 0)
 
     def plain_code(self) -> str:
         """The plain layer that computes the same, as code."""
         arguments = f"{self.num_embeddings}, {self.embedding_dim}"
-        if self.padding_idx is not None:
+        if self._padding_is_a_row:
             arguments += f", padding_idx={self.padding_idx}"
+        if self.include_last_offset:
+            arguments += ", include_last_offset=True"
         if self.combiner in ("sum", "mean"):
-            return f'`torch.nn.EmbeddingBag({arguments}, mode="{self.combiner}")`'
-        plain = f"`torch.nn.Embedding({arguments})`"
-        return plain if self.combiner is None else f"{plain}, summed and divided by the square root of the count"
+            plain = f'`torch.nn.EmbeddingBag({arguments}, mode="{self.combiner}")`'
+        else:
+            plain = f"`torch.nn.Embedding({arguments})`"
+        if self.combiner == "sqrtn":
+            plain += ", summed and divided by the square root of the count"
+        if self.padding_idx is not None and not self._padding_is_a_row:
+            plain += f", without the ids {self.padding_idx}, which are padding"
+        return plain
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, combiner={self.combiner}"

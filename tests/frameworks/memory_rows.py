@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from elasticdl.job.parameters import ParametersSpec
@@ -13,6 +15,7 @@ class MemoryRows:
         self._seed = seed
         self.stored: dict[str, dict[int, np.ndarray]] = {name: {} for name in self._tables}
         self._unborn: dict[tuple[str, int], np.ndarray] = {}  # initial rows, kept since drawing them is slow
+        self.chunk_rows = 7  # of an export
         self.asked: list[tuple[str, np.ndarray]] = []
 
     def rows(self, table: str, ids: np.ndarray) -> np.ndarray:
@@ -23,6 +26,12 @@ class MemoryRows:
 
     def ids(self, table: str) -> np.ndarray:
         return np.array(sorted(self.stored[table]), np.int64)
+
+    def chunks(self, table: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        ids = self.ids(table)[::-1]
+        for start in range(0, len(ids), self.chunk_rows):
+            part = ids[start : start + self.chunk_rows]
+            yield part, self.rows(table, part)
 
     def descend(self, table: str, ids: np.ndarray, gradients: np.ndarray, rate: float) -> None:
         moved = self.rows(table, ids) - np.float32(rate) * gradients

@@ -63,6 +63,7 @@ OTHERWISE: dict[str, str | tuple[str, dict[str, str]]] = {
     "need_task_manager": "false",
     "need_pod_manager": "false",
     "num_ps_pods": "2",
+    "table_threshold_bytes": "64Ki",
     "use_async": "false",
     "grads_to_wait": "2",
     "sync_version_tolerance": "0",

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from elasticdl.job.knob import TRAIN, Part, knob
+from elasticdl.job.resources import ByteCount
 from elasticdl.job.values import Count, OptionalCount, Positive, on_off
 
 SYNCHRONOUS = "synchronous training with parameter servers"
@@ -20,6 +21,17 @@ class ServersPart(Part):
         "How many parameter servers share the model; 0 means one where the strategy needs one.",
         aliases=("num_ps",),
         common=True,
+    )
+    table_threshold_bytes: ByteCount = knob(
+        2 << 20,
+        "Plain Embedding layers of Keras and torch whose weights have at least this many bytes become tables on the "
+        "servers, and plain layers again in the exported model; 0 leaves them all in the model.",
+        metavar="BYTES",
+    )
+    encrypt_data_plane: bool | None = knob(
+        None,
+        "Whether rows and gradients are encrypted on their way between workers and servers, with keys made for the job; "
+        "by default they are between pods, and are not between processes of one machine.",
     )
     use_async: bool | None = knob(
         None,
