@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 namespace elasticdl {
@@ -66,12 +68,39 @@ void rows_of_size(size_t bytes, Move&& move) {
 
 }  // namespace
 
+const uint16_t* partition_owners(size_t servers) {
+  static std::mutex lock;
+  static std::map<size_t, std::vector<uint16_t>> made;
+  const std::lock_guard<std::mutex> held(lock);
+  auto found = made.find(servers);
+  if (found != made.end()) return found->second.data();
+  std::vector<std::vector<uint16_t>> shares(1);
+  for (uint64_t p = 0; p < kPartitions; ++p) shares[0].push_back(static_cast<uint16_t>(p));
+  while (shares.size() < servers) {
+    std::vector<uint16_t> newcomer;
+    const size_t share = kPartitions / (shares.size() + 1);
+    while (newcomer.size() < share) {
+      auto fullest = std::max_element(shares.begin(), shares.end(),
+                                      [](const auto& a, const auto& b) { return a.size() < b.size(); });
+      newcomer.push_back(fullest->back());
+      fullest->pop_back();
+    }
+    shares.push_back(std::move(newcomer));
+  }
+  std::vector<uint16_t> owners(kPartitions);
+  for (size_t s = 0; s < shares.size(); ++s) {
+    for (uint16_t p : shares[s]) owners[p] = static_cast<uint16_t>(s);
+  }
+  return made.emplace(servers, std::move(owners)).first->second.data();
+}
+
 bool owners(const int64_t* ids, size_t n, size_t servers, uint16_t* owner, size_t* counts) {
   std::fill(counts, counts + servers, size_t{0});
+  const uint16_t* const holders = partition_owners(servers);
   bool grouped = true;
   size_t last = 0;
   for (size_t i = 0; i < n; ++i) {
-    const size_t s = server_of(partition_hash(ids[i]), servers);
+    const size_t s = server_of(partition_hash(ids[i]), holders);
     owner[i] = static_cast<uint16_t>(s);
     ++counts[s];
     grouped &= s >= last;
@@ -88,6 +117,7 @@ void group_order(const uint16_t* owner, size_t n, size_t servers, const size_t* 
 
 size_t distinct(const int64_t* ids, size_t n, size_t servers, int64_t* unique, int64_t* positions, size_t* counts) {
   std::fill(counts, counts + servers, size_t{0});
+  const uint16_t* const holders = partition_owners(servers);
   Seen seen(n);
   std::unique_ptr<int64_t[]> known(new int64_t[n]);
   std::unique_ptr<uint16_t[]> owner(new uint16_t[n]);
@@ -106,7 +136,7 @@ size_t distinct(const int64_t* ids, size_t n, size_t servers, int64_t* unique, i
     const uint32_t number = seen.find_or_add(ids[i], hash, found, known.get());
     if (number == found) {
       known[found] = ids[i];
-      const size_t s = server_of(hash, servers);
+      const size_t s = server_of(hash, holders);
       owner[found] = static_cast<uint16_t>(s);
       ++counts[s];
       ++found;

@@ -15,9 +15,11 @@ inline uint64_t partition_hash(int64_t id) {
   return z ^ (z >> 33);
 }
 
-inline size_t server_of(uint64_t hash, size_t servers) {
-  return static_cast<size_t>(((hash & (kPartitions - 1)) * servers) / kPartitions);
-}
+// Which server holds each partition: a function of their number alone. One server more takes an equal share from each of
+// the others, and no partition moves between those; one less gives its share back.
+const uint16_t* partition_owners(size_t servers);
+
+inline size_t server_of(uint64_t hash, const uint16_t* owners) { return owners[hash & (kPartitions - 1)]; }
 
 // Which server holds each id, and how many each holds; whether the ids lie grouped by server already.
 bool owners(const int64_t* ids, size_t n, size_t servers, uint16_t* owner, size_t* counts);

@@ -4,6 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <tuple>
 #include <vector>
@@ -36,6 +37,14 @@ std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
   std::vector<size_t> bounds{0};
   for (size_t count : counts) bounds.push_back(bounds.back() + count);
   return bounds;
+}
+
+Numbers owners_of_partitions(size_t servers) {
+  check_servers(servers);
+  const uint16_t* const owners = partition_owners(servers);
+  std::unique_ptr<int64_t[]> given(new int64_t[kPartitions]);
+  std::copy(owners, owners + kPartitions, given.get());
+  return give(std::move(given), kPartitions);
 }
 
 // The order is None where the ids lie grouped by server already.
@@ -102,6 +111,7 @@ void move_rows(nb::handle order_object, nb::handle part_object, nb::handle whole
 void bind_split(nb::module_& m) {
   m.def("split", &split, nb::arg("ids"), nb::arg("servers"),
         "Positions of the ids grouped by server, in their order (None: they lie so already), and the bounds of groups");
+  m.def("partition_owners", &owners_of_partitions, nb::arg("servers"), "Which server holds each of the partitions");
   m.def("unique", &unique, nb::arg("ids"), nb::arg("servers"),
         "Distinct ids grouped by server, where each id went, and the bounds of groups");
   m.def("scatter_rows", &move_rows<true>, nb::arg("order"), nb::arg("part"), nb::arg("whole"),

@@ -52,6 +52,8 @@ class RowStore:
         seed: int,  # 0 to 2**64 - 1
         capacity: int = 0,  # rows expected: the index is made that large at once
         max_rows: int = 4294967295,  # births beyond it raise OverflowError
+        admit_after: int = 0,  # an id gets its row in the n-th step that pushes it; 0: from its first pull or push
+        aging: bool = False,  # rows know the step that moved them last, and can be evicted
     ) -> None: ...
     def pull(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> None:
         """Read rows into out[n, dim]; absent ones are born."""
@@ -64,6 +66,20 @@ class RowStore:
         """
     def push_unique(self, ids: NDArray[np.int64], grads: NDArray[np.float32], learning_rate: float, step: int) -> None:
         """`push` for ids that are all different."""
+    def evict(self, before_step: int, limit: int = 4294967295) -> int:
+        """Remove rows that no push moved at `before_step` or later, at most `limit`; returns how many.
+
+        None while a view is pinned. Fewer than `limit`: the whole table was looked at; otherwise the next call goes on.
+        """
+    @property
+    def candidates(self) -> RowStore | None:
+        """Where `admit_after` is 2 or more: how many steps pushed each id that has no row, in a store of one column.
+
+        To be saved and restored like any other. Exact up to max(2**20, rows) ids, bounded beyond (Misra and Gries).
+        """
+    @property
+    def width(self) -> int:
+        """Columns of an exported row: dim * (1 + slots), and with `aging` one more, its step as the bits of a uint32."""
     def pin(self) -> int:
         """Freeze a view of the table as it is now; returns its number (never 0). Several may exist."""
     def release(self, view: int) -> None:
@@ -87,9 +103,9 @@ class RowStore:
     def nbytes(self) -> int:
         """Resident bytes: index, slabs and what is held for views."""
     def export_rows(self, start: int, limit: int, view: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Ids and rows[m, dim * (1 + slots)] from row `start` on, in birth order, at most `limit`."""
+        """Ids and rows[m, width] from row `start` on, in birth order, at most `limit`."""
     def import_rows(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
-        """Insert or overwrite rows[m, dim * (1 + slots)]."""
+        """Insert or overwrite rows[m, width]."""
 
 def update_dense(
     weights: NDArray[np.float32],
@@ -108,6 +124,9 @@ def initial_rows(
 
 def split(ids: NDArray[np.int64], servers: int) -> tuple[NDArray[np.int64] | None, list[int]]:
     """Positions of the ids grouped by server, in their order (None: they lie so already); the bounds of the groups."""
+
+def partition_owners(servers: int) -> NDArray[np.int64]:
+    """Which server holds each of the 1024 partitions."""
 
 def unique(ids: NDArray[np.int64], servers: int) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
     """Distinct ids grouped by server, first come first; where each id went in them; the bounds of the groups."""
