@@ -5,6 +5,7 @@ ElasticDLError
 ├── JobFailed       a job started and could not finish; exit code 1
 ├── DataError       a data file is missing, corrupt or truncated: names file, offset and remedy
 ├── ModelError      the user's model file is wrong, or raised: carries the user's own traceback
+│   └── ScheduleError   its learning-rate schedule raised or gave no rate: no other record helps
 └── WireError       talking to another process of the job failed
     ├── Refused         the other side said no, and says why: retrying does not help
     └── Unreachable     no answer within the deadline
@@ -70,6 +71,10 @@ class ModelError(ElasticDLError):
         if remedy:
             parts.append(remedy)
         super().__init__("\n".join(parts))
+
+
+class ScheduleError(ModelError):
+    """The user's learning-rate schedule raised, or gave something that is no rate."""
 
 
 class WireError(ElasticDLError):

@@ -14,11 +14,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elasticdl.errors import ModelError, Problem, UsageError
 from elasticdl.frameworks.tracebacks import user_code
 from elasticdl.frameworks.trainable import Arrays, Trainable
+
+if TYPE_CHECKING:
+    from elasticdl.frameworks.schedules import Schedule
 
 Parameter = str | int | float | bool
 
@@ -141,7 +144,8 @@ class ModelFile:
         self.prediction_outputs_processor = self._optional(
             request.prediction_outputs_processor, "PredictionOutputsProcessor", "--prediction_outputs_processor"
         )
-        self._refuse_callbacks()
+        self._callbacks = self._optional(request.callbacks, "callbacks", "--callbacks")
+        self.schedule: Schedule | None = None  # of the learning rate, once the optimizer was read
 
     def running(self, doing: str) -> AbstractContextManager[None]:
         """What the user's code raises inside becomes a ModelError."""
@@ -204,6 +208,17 @@ class ModelFile:
             )
         return dict(found)
 
+    def callbacks(self) -> list[Any]:
+        """What `callbacks` returns; nothing when there is none."""
+        if self._callbacks is None:
+            return []
+        with self.running(f"calling {self.request.callbacks}"):
+            found = self._callbacks()
+        if not isinstance(found, (list, tuple, type(None))):
+            what = f"{self.request.callbacks} returned {type(found).__name__}, not a list of callbacks"
+            raise ModelError(self.path, what, "Return a list.")
+        return list(found or ())
+
     def reference(self) -> dict[str, Any]:
         """What an exported model says about the code it came from."""
         loaded = {n: sys.modules.get(n) for n in ("torch", "keras", "jax", "tensorflow", "numpy")}
@@ -214,16 +229,6 @@ class ModelFile:
             "sha256": hashlib.sha256(self.location.file.read_bytes()).hexdigest(),
             "versions": {n: str(getattr(m, "__version__", "")) for n, m in loaded.items() if m is not None},
         }
-
-    def _refuse_callbacks(self) -> None:
-        callbacks = self._optional(self.request.callbacks, "callbacks", "--callbacks")
-        if callbacks is None:
-            return
-        with self.running(f"calling {self.request.callbacks}"):
-            found = callbacks()
-        if found:
-            names = ", ".join(type(c).__name__ for c in found)
-            raise ModelError(self.path, f"callbacks are not supported yet: {names}", "Return an empty list.")
 
     def _optional(self, name: str, default: str, flag: str) -> Any:
         """The symbol, or None when the user neither named nor defined it."""

@@ -5,21 +5,31 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from elasticdl.errors import ModelError
-from elasticdl.job.parameters import OptimizerSpec
+from elasticdl.frameworks.schedules import is_keras_schedule, read_schedule
+from elasticdl.job.parameters import ClipSpec, OptimizerSpec
 
 if TYPE_CHECKING:
     from elasticdl.frameworks.model_file import ModelFile
 
-_SUPPORTED = "SGD (with momentum and nesterov), Adagrad and Adam, each with a constant learning rate"
+Kind = Literal["sgd", "adagrad", "adam", "rmsprop", "ftrl"]
+_SUPPORTED = "SGD, Adagrad, Adam, AdamW, RMSprop, or Ftrl of Keras"
+_KERAS: dict[str, Kind] = {
+    "SGD": "sgd",
+    "Adagrad": "adagrad",
+    "Adam": "adam",
+    "AdamW": "adam",
+    "RMSprop": "rmsprop",
+    "Ftrl": "ftrl",
+}
 
 
 def read_optimizer(code: ModelFile, parameters: Sequence[Any]) -> OptimizerSpec:
-    """Call the model file's `optimizer` and describe what it returns.
+    """Call the model file's `optimizer` and describe what it returns; its schedule becomes `code.schedule`.
 
     A function that takes an argument receives the model's trainable parameters, as torch optimizers need them.
     """
@@ -31,7 +41,11 @@ def read_optimizer(code: ModelFile, parameters: Sequence[Any]) -> OptimizerSpec:
     with code.running(f"calling {code.request.optimizer}"):
         # torch refuses an empty list; a model may have all its parameters in tables
         found = function(list(parameters) or _placeholder()) if takes_parameters else function()
-    return describe(found, code.path, parameters)
+    optimizer, scheduler, interval = _taken_apart(found, code.path)
+    spec = describe(optimizer, code.path, parameters)
+    first = None if is_keras_schedule(getattr(optimizer, "_learning_rate", None)) else spec.learning_rate
+    code.schedule = read_schedule(code, optimizer, scheduler, interval, first)
+    return spec if code.schedule is None else spec.model_copy(update={"learning_rate": code.schedule.rate(0, 0)})
 
 
 def _placeholder() -> list[Any]:
@@ -40,17 +54,36 @@ def _placeholder() -> list[Any]:
     return [torch.nn.Parameter(torch.zeros(1))]
 
 
+def _taken_apart(found: Any, path: str) -> tuple[Any, Any, str]:
+    """The optimizer; its torch scheduler and how often that one steps, where they were returned with it."""
+    if not isinstance(found, (tuple, list)):
+        return found, None, ""
+    torch = sys.modules.get("torch")
+    has_scheduler = torch is not None and len(found) > 1 and isinstance(found[1], torch.optim.lr_scheduler.LRScheduler)
+    if has_scheduler and len(found) == 3 and found[2] in ("step", "epoch"):
+        return found[0], found[1], found[2]
+    if has_scheduler:
+        what = f"optimizer() returned {_name(found[1])} without saying whether it counts steps or epochs"
+    else:
+        what = f"optimizer() returned a {type(found).__name__} of {len(found)}"
+    remedy = 'Return an optimizer, or (optimizer, scheduler, "step"), or (optimizer, scheduler, "epoch").'
+    raise ModelError(path, what, remedy)
+
+
 def describe(optimizer: Any, path: str, parameters: Sequence[Any] = ()) -> OptimizerSpec:
-    """The description of a Keras or torch optimizer, or a ModelError that names what is not supported."""
+    """The description of a Keras or torch optimizer, or a ModelError that names what is not supported.
+
+    Of an optimizer with a Keras schedule the learning rate is left at 0.
+    """
     keras, torch = sys.modules.get("keras"), sys.modules.get("torch")
     if keras is not None and isinstance(optimizer, keras.optimizers.Optimizer):
-        return _from_keras(keras, optimizer, path)
+        return _from_keras(optimizer, path)
     if torch is not None and isinstance(optimizer, torch.optim.Optimizer):
         return _from_torch(torch, optimizer, path, parameters)
     raise ModelError(
         path,
         f"optimizer() returned {_name(optimizer)}, which is neither a Keras nor a torch optimizer",
-        f"Return one of {_SUPPORTED}.",
+        f"Return {_SUPPORTED}.",
     )
 
 
@@ -59,50 +92,81 @@ def _name(thing: Any) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.split('.')[0]}'s {kind.__name__}"
 
 
-def _unsupported(path: str, what: str) -> ModelError:
-    return ModelError(path, f"optimizer(): {what} is not supported", f"Use {_SUPPORTED}.")
+def _unsupported(path: str, what: str, remedy: str = "") -> ModelError:
+    return ModelError(path, f"optimizer(): {what} is not supported", remedy or f"Use {_SUPPORTED}.")
 
 
-def _from_keras(keras: Any, optimizer: Any, path: str) -> OptimizerSpec:
+def _from_keras(optimizer: Any, path: str) -> OptimizerSpec:
     # By name, since a backend has classes of its own; not by isinstance, since a subclass updates in its own way.
-    kinds = {"SGD": "sgd", "Adagrad": "adagrad", "Adam": "adam"}
-    kind = kinds.get(type(optimizer).__name__) if type(optimizer).__module__.split(".")[0] == "keras" else None
+    # By attribute, since get_config also asks the user's schedule for a configuration, which it may not have.
+    kind = _KERAS.get(type(optimizer).__name__) if type(optimizer).__module__.split(".")[0] == "keras" else None
     name = f"Keras {type(optimizer).__name__}"
     if kind is None:
         raise _unsupported(path, name)
-    config = optimizer.get_config()
-    rate = config["learning_rate"]
-    if isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-        raise _unsupported(path, f"{name} with the schedule {type(optimizer._learning_rate).__name__}")
-    if not isinstance(rate, (int, float)):
-        raise _unsupported(path, f"{name} with learning_rate={rate!r}")
-    rate = float(str(np.float32(rate)))  # Keras keeps it in float32: 0.1, not 0.10000000149
-    options = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "loss_scale_factor", "amsgrad")
-    for option in (*options, "gradient_accumulation_steps"):
-        if config.get(option):
-            raise _unsupported(path, f"{name} with {option}={config[option]!r}")
-    if kind == "sgd":
-        return OptimizerSpec(
-            kind="sgd", learning_rate=rate, momentum=config["momentum"], nesterov=bool(config["nesterov"])
-        )
-    if kind == "adagrad":
-        return OptimizerSpec(
-            kind="adagrad",
-            learning_rate=rate,
-            initial_accumulator=config["initial_accumulator_value"],
-            epsilon=config["epsilon"],
-        )
-    return OptimizerSpec(
-        kind="adam",
-        learning_rate=rate,
-        beta_1=config["beta_1"],
-        beta_2=config["beta_2"],
-        epsilon=config["epsilon"],
-    )
+    for option in ("use_ema", "loss_scale_factor", "gradient_accumulation_steps"):
+        if value := getattr(optimizer, option, None):
+            raise _unsupported(path, f"{name} with {option}={value!r}", "Leave the option out.")
+    decay = float(optimizer.weight_decay or 0.0)
+    excluded = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
+    if decay and any(getattr(optimizer, attribute, None) for attribute in excluded):
+        raise _unsupported(path, f"{name} with exclude_from_weight_decay", "Decay all variables, or none.")
+    common = {
+        "kind": kind,
+        "learning_rate": _keras_rate(optimizer, path, name),
+        "weight_decay": decay,
+        "decoupled": decay != 0,
+        "clip": _keras_clip(optimizer),
+    }
+    attributes = {
+        "sgd": {"momentum": "momentum", "nesterov": "nesterov"},
+        "adagrad": {"initial_accumulator": "initial_accumulator_value", "epsilon": "epsilon"},
+        "adam": {"beta_1": "beta_1", "beta_2": "beta_2", "epsilon": "epsilon", "amsgrad": "amsgrad"},
+        "rmsprop": {"rho": "rho", "momentum": "momentum", "epsilon": "epsilon", "centered": "centered"},
+        "ftrl": {
+            "initial_accumulator": "initial_accumulator_value",
+            "l1": "l1_regularization_strength",
+            "l2": "l2_regularization_strength",
+            "l2_shrinkage": "l2_shrinkage_regularization_strength",
+            "beta": "beta",
+        },
+    }[kind]
+    values = {ours: getattr(optimizer, theirs) for ours, theirs in attributes.items()}
+    if kind == "ftrl":
+        values["power"] = -float(optimizer.learning_rate_power)
+    return OptimizerSpec.model_validate(common | values)
+
+
+def _keras_rate(optimizer: Any, path: str, name: str) -> float:
+    rate = optimizer._learning_rate
+    if is_keras_schedule(rate):
+        return 0.0
+    if not hasattr(rate, "value"):  # a function
+        remedy = "Use a number, a keras LearningRateSchedule, or elasticdl.callbacks.LearningRateScheduler."
+        raise _unsupported(path, f"{name} with learning_rate={rate!r}", remedy)
+    # Keras keeps it in float32: 0.1, not 0.10000000149.
+    return float(str(np.float32(float(rate.value))))
+
+
+def _keras_clip(optimizer: Any) -> ClipSpec | None:
+    kinds: dict[str, Literal["norm", "global_norm", "value"]] = {
+        "clipnorm": "norm",
+        "global_clipnorm": "global_norm",
+        "clipvalue": "value",
+    }
+    for option, kind in kinds.items():
+        if limit := getattr(optimizer, option, None):
+            return ClipSpec(kind=kind, limit=float(limit))
+    return None
 
 
 def _from_torch(torch: Any, optimizer: Any, path: str, parameters: Sequence[Any]) -> OptimizerSpec:
-    kinds = {torch.optim.SGD: "sgd", torch.optim.Adagrad: "adagrad", torch.optim.Adam: "adam"}
+    kinds: dict[Any, Kind] = {
+        torch.optim.SGD: "sgd",
+        torch.optim.Adagrad: "adagrad",
+        torch.optim.Adam: "adam",
+        torch.optim.AdamW: "adam",
+        torch.optim.RMSprop: "rmsprop",
+    }
     kind = kinds.get(type(optimizer))
     name = f"torch {type(optimizer).__name__}"
     if kind is None:
@@ -115,30 +179,30 @@ def _from_torch(torch: Any, optimizer: Any, path: str, parameters: Sequence[Any]
             f"optimizer(): {name} was given only some of the model's trainable parameters",
             "Give it all of them; freeze those that should stay as they are with `requires_grad_(False)`.",
         )
-    for option in ("weight_decay", "dampening", "maximize", "amsgrad", "lr_decay", "decoupled_weight_decay"):
-        if group.get(option):
-            raise _unsupported(path, f"{name} with {option}={group[option]!r}")
-    rate = float(group["lr"])
-    if kind == "sgd":
-        return OptimizerSpec(
-            kind="sgd",
-            flavour="torch",
-            learning_rate=rate,
-            momentum=group["momentum"],
-            nesterov=bool(group["nesterov"]),
-        )
-    if kind == "adagrad":
-        return OptimizerSpec(
-            kind="adagrad",
-            flavour="torch",
-            learning_rate=rate,
-            initial_accumulator=group["initial_accumulator_value"],
-            epsilon=group["eps"],
-        )
-    beta_1, beta_2 = (float(b) for b in group["betas"])
-    return OptimizerSpec(
-        kind="adam", flavour="torch", learning_rate=rate, beta_1=beta_1, beta_2=beta_2, epsilon=group["eps"]
-    )
+    decay = float(group["weight_decay"])
+    decoupled = type(optimizer) is torch.optim.AdamW or bool(group.get("decoupled_weight_decay"))
+    common = {
+        "kind": kind,
+        "flavour": "torch",
+        "learning_rate": float(group["lr"]),
+        "weight_decay": decay,
+        "decoupled": decay != 0 and decoupled,
+        "maximize": bool(group.get("maximize")),
+    }
+    keys = {
+        "sgd": {"momentum": "momentum", "dampening": "dampening", "nesterov": "nesterov"},
+        "adagrad": {
+            "initial_accumulator": "initial_accumulator_value",
+            "epsilon": "eps",
+            "rate_decay": "lr_decay",
+        },
+        "adam": {"epsilon": "eps", "amsgrad": "amsgrad"},
+        "rmsprop": {"rho": "alpha", "momentum": "momentum", "epsilon": "eps", "centered": "centered"},
+    }[kind]
+    values: dict[str, Any] = {ours: group[theirs] for ours, theirs in keys.items()}
+    if kind == "adam":
+        values["beta_1"], values["beta_2"] = (float(b) for b in group["betas"])
+    return OptimizerSpec.model_validate(common | values)
 
 
 def _one_group(optimizer: Any, path: str, name: str) -> dict[str, Any]:
@@ -146,5 +210,9 @@ def _one_group(optimizer: Any, path: str, name: str) -> dict[str, Any]:
     for group in others:
         different = sorted(k for k in first if group.get(k) != first[k])
         if different:
-            raise _unsupported(path, f"{name} with parameter groups of different {', '.join(different)}")
+            raise _unsupported(
+                path,
+                f"{name} with parameter groups of different {', '.join(different)}",
+                "Give all parameters the same options.",
+            )
     return first

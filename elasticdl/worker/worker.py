@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from elasticdl import faults
-from elasticdl.errors import DataError, JobFailed, ModelError, Refused
+from elasticdl.errors import DataError, JobFailed, ModelError, Refused, ScheduleError
+from elasticdl.frameworks.clipping import clipped
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.trainable import FloatArray, IdArray, StepResult, Trainable
 from elasticdl.job.loglines import loss_line
@@ -62,6 +63,8 @@ class Worker:
 
     def run(self) -> None:
         """Work until there is no more, or the master says so."""
+        schedule = self.code.schedule
+        log.info("Learning rate: %s", schedule.name if schedule else self.model.parameters.optimizer.learning_rate)
         while (work := self.control.wait_for_work()) is not None:
             self.client.called_off_by(lambda work=work: self.control.gone(work))  # type: ignore[misc]
             try:
@@ -75,6 +78,9 @@ class Worker:
             except Refused as refusal:
                 log.warning("Giving %s back: %s", work.shard, refusal)
                 self.control.returned(work, str(refusal))
+            except ScheduleError as error:  # not the fault of a record: no use in trying others
+                self.control.unfit(str(error))
+                raise JobFailed(str(error)) from error
             except (ModelError, DataError) as error:
                 log.error("Batch %d of %s failed\n%s", work.next_batch, work.shard, error)
                 self.control.failed(work, str(error))
@@ -138,7 +144,8 @@ class Worker:
             result = StepResult(0.0, np.zeros_like(trainable), state)
         batch = Batch(work.round, work.index, work.attempt, number)
         rows = {**result.rows, **audit.rows(minibatch.numbers)} if self.spec.audit else result.rows
-        version = self.client.push(batch, result.gradients, result.state - state, rows, pulled)
+        rate = self.code.schedule.to_send(pulled, work.round) if self.code.schedule else 0.0
+        version = self.client.push(batch, result.gradients, result.state - state, rows, pulled, rate)
         faults.point("worker.after_ack")
         if number + 1 == work.batches:
             faults.point("worker.before_completion")
@@ -150,7 +157,8 @@ class Worker:
 
     def _step(self, minibatch: Minibatch, rows: ServerRows) -> StepResult:
         with self.code.running("computing a training step"):
-            return self.model.step(minibatch.features, minibatch.labels, rows)
+            result = self.model.step(minibatch.features, minibatch.labels, rows)
+        return clipped(result, self.model.parameters)
 
     def _coming(self, work: Work, number: int) -> list[tuple[Source, Work, int]]:
         """The batches after this one: of the same lease, then the next lease's first.

@@ -89,9 +89,10 @@ def test_what_cannot_be_found_is_a_usage_error(zoo: Path, changes: dict[str, str
         (GOOD.replace("custom_model(units=1)", "custom_model(units)"), "custom_model(units) has the wrong arguments"),
         (GOOD + "\nloss = 3\n", "loss is int, not a function"),
         (GOOD + "\ndef custom_model(): return 'net'\n", "returned str, neither a Keras model nor a torch.nn.Module"),
-        (GOOD.replace("SGD(0.1)", "RMSprop(0.1)"), "Keras RMSprop is not supported"),
+        (GOOD.replace("SGD(0.1)", "Lion(0.1)"), "Keras Lion is not supported"),
         (GOOD + "\ndef eval_metrics_fn(): return 'accuracy'\n", "did not return a dict of metrics"),
-        (GOOD + "\ndef callbacks(): return [keras.callbacks.EarlyStopping()]\n", "not supported yet: EarlyStopping"),
+        (GOOD + "\ndef callbacks(): return [keras.callbacks.EarlyStopping()]\n", "EarlyStopping is not supported"),
+        (GOOD + "\ndef callbacks(): return 3\n", "callbacks returned int, not a list of callbacks"),
         (GOOD.replace("Dense(units)", "Dense(units, dtype='float64')"), "kernel' is float64"),
     ],
 )

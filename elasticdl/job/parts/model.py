@@ -40,7 +40,6 @@ class ModelPart(Part):
         "callbacks",
         "The function of the model file that makes callbacks, such as a LearningRateScheduler.",
         metavar="SYMBOL",
-        later="running callbacks",
     )
     custom_data_reader: Symbol = knob(
         "custom_data_reader", "The class of the model file that reads data in a format of its own.", metavar="SYMBOL"
