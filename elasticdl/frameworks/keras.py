@@ -32,6 +32,7 @@ from elasticdl.frameworks.trainable import (
     Trainable,
     map_arrays,
     narrowed,
+    refuse_text,
     to_numpy,
 )
 from elasticdl.job.parameters import ParametersSpec, TableSpec, VariableSpec
@@ -99,6 +100,8 @@ class KerasTrainable(ABC):
             optimizer=read_optimizer(code, self._optimizer_parameters()),
         )
         self._initial = read_flat(self._trainable), read_flat(self._state)
+        declared = model.inputs if isinstance(model, keras.src.models.functional.Functional) else []
+        self._narrow_inputs = [i.name for i in declared if i.dtype == "int32"]
         # A model whose call takes no `training` decides for itself, as under Keras' own fit.
         takes_training = getattr(model, "_call_has_training_arg", True)
         self._when_training = {"training": True} if takes_training else {}
@@ -126,6 +129,16 @@ class KerasTrainable(ABC):
         self._write_variables()
         return export_model(self._model, self._tables, self._code, directory, rows)
 
+    def _inputs(self, features: Arrays) -> Any:
+        """Features as tensors. Keras would silently cut integers to the width of its inputs: that is refused."""
+        for name in self._narrow_inputs:
+            given = features.get(name) if isinstance(features, dict) else features
+            array = np.asarray(given) if isinstance(given, np.ndarray) else np.zeros(0, np.int32)
+            if array.dtype in (np.int64, np.uint64) and array.size and not _fits(array):
+                what = f"feed gives integers from {array.min()} to {array.max()} for input {name!r}, declared as int32"
+                raise ModelError(self._code.path, what, 'Declare it with keras.Input(..., dtype="int64").')
+        return map_arrays(as_tensor, features)
+
     def _optimizer_parameters(self) -> Sequence[Any]:
         """What an `optimizer(parameters)` receives."""
         return []
@@ -144,6 +157,16 @@ class KerasTrainable(ABC):
         return loss
 
 
+def as_tensor(array: Any) -> Any:
+    """What `feed` gives as a tensor of the backend; TensorFlow's ragged and sparse tensors stay what they are."""
+    if type(array).__module__.split(".")[0] == "tensorflow":
+        return array
+    found = narrowed(array)
+    if keras.backend.backend() != "tensorflow":  # which has layers that take text
+        refuse_text(found)
+    return keras.ops.convert_to_tensor(found)
+
+
 def bind_tables(model: Any, code: ModelFile) -> tuple[TableSpec, ...]:
     """Find the embedding layers whose rows live on the servers, and tell each its table."""
     tables: dict[str, TableSpec] = {}
@@ -156,6 +179,11 @@ def bind_tables(model: Any, code: ModelFile) -> tuple[TableSpec, ...]:
         tables[name] = layer.table(name)
         layer.bind(tables[name])
     return tuple(tables.values())
+
+
+def _fits(array: Any) -> bool:
+    limit = 2**31
+    return bool(-limit <= array.min() and array.max() < limit)
 
 
 def _build_on(model: Any, code: ModelFile, seed: int, sample: Callable[[], Arrays] | None) -> None:
@@ -174,7 +202,7 @@ def _build_on(model: Any, code: ModelFile, seed: int, sample: Callable[[], Array
 
 
 def _try_out(model: Any, code: ModelFile, sample: Callable[[], Arrays]) -> None:
-    features = map_arrays(lambda a: keras.ops.convert_to_tensor(narrowed(a)), sample())
+    features = map_arrays(as_tensor, sample())
     with code.running("trying the model on a first batch"), answered_by(ZeroLookup(keras.ops)):
         model(features)
 

@@ -13,7 +13,16 @@ from elasticdl.frameworks.keras import KerasTrainable
 from elasticdl.frameworks.keras_rows import ArgumentLookup, Asked, IdRecorder, PulledRows, pull
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.rows import answered_by
-from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, map_arrays, narrowed, to_numpy
+from elasticdl.frameworks.trainable import (
+    Arrays,
+    FloatArray,
+    RowSource,
+    StepResult,
+    map_arrays,
+    narrowed,
+    refuse_text,
+    to_numpy,
+)
 from elasticdl.job.parameters import TableSpec
 
 
@@ -99,6 +108,7 @@ class JaxBackend(KerasTrainable):
     def _checked(self, array: Any) -> Any:
         """JAX keeps integers in 32 bits; a larger id would silently become another one."""
         found = narrowed(array)
+        refuse_text(found)
         if found.dtype in (np.int64, np.uint64) and found.size and not -(2**31) <= found.min() <= found.max() < 2**31:
             raise ModelError(
                 self._code.path,

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.frameworks.keras import KerasTrainable, read_flat
+from elasticdl.frameworks.keras import KerasTrainable, as_tensor, read_flat
 from elasticdl.frameworks.keras_rows import ArgumentLookup, Asked, IdRecorder, PulledRows, pull
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.rows import answered_by
-from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, map_arrays, narrowed, to_numpy
+from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, map_arrays, to_numpy
 from elasticdl.job.parameters import TableSpec
 
 
@@ -33,7 +33,7 @@ class TensorflowBackend(KerasTrainable):
 
     def step(self, features: Arrays, labels: Arrays, rows: RowSource) -> StepResult:
         with self._code.running("computing a training step"):
-            inputs, targets = map_arrays(_to_tensor, features), map_arrays(_to_tensor, labels)
+            inputs, targets = self._inputs(features), map_arrays(as_tensor, labels)
             pulled = self._pull(True, inputs, rows)
             arguments = (
                 map_arrays(tf.convert_to_tensor, pulled.rows),
@@ -47,7 +47,7 @@ class TensorflowBackend(KerasTrainable):
 
     def predict(self, features: Arrays, rows: RowSource) -> Arrays:
         with self._code.running("computing predictions"):
-            inputs = map_arrays(_to_tensor, features)
+            inputs = self._inputs(features)
             pulled = self._pull(False, inputs, rows)
             arguments = (
                 map_arrays(tf.convert_to_tensor, pulled.rows),
@@ -96,7 +96,3 @@ class TensorflowBackend(KerasTrainable):
             sizes = [int(np.prod(v.shape)) for v in variables]
             for part, variable in zip(tf.split(flat, sizes) if sizes else [], variables, strict=True):
                 variable.assign(tf.reshape(part, variable.shape))
-
-
-def _to_tensor(array: Any) -> Any:
-    return tf.convert_to_tensor(narrowed(array))

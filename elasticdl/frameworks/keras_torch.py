@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import torch
 
-from elasticdl.frameworks.keras import KerasTrainable
+from elasticdl.frameworks.keras import KerasTrainable, as_tensor
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.rows import answered_by
 from elasticdl.frameworks.torch_rows import FlatTensors, TorchLookup
-from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, map_arrays, narrowed, to_numpy
+from elasticdl.frameworks.trainable import Arrays, FloatArray, RowSource, StepResult, map_arrays, to_numpy
 from elasticdl.job.parameters import TableSpec
 
 
@@ -36,7 +35,7 @@ class TorchBackend(KerasTrainable):
         self._trainable_values.clear_gradients()
         self._model._clear_losses()
         with self._code.running("computing a training step"):
-            inputs, targets = map_arrays(_to_tensor, features), map_arrays(_to_tensor, labels)
+            inputs, targets = self._inputs(features), map_arrays(as_tensor, labels)
             with answered_by(lookup), torch.enable_grad():
                 predictions = self._model(inputs, **self._when_training)
                 loss = self._loss(targets, predictions, self._model.losses)
@@ -47,9 +46,5 @@ class TorchBackend(KerasTrainable):
     def predict(self, features: Arrays, rows: RowSource) -> Arrays:
         with self._code.running("computing predictions"), torch.no_grad():
             with answered_by(TorchLookup(rows, training=False)):
-                predictions = self._model(map_arrays(_to_tensor, features), **self._when_predicting)
+                predictions = self._model(self._inputs(features), **self._when_predicting)
             return map_arrays(to_numpy, predictions)
-
-
-def _to_tensor(array: Any) -> Any:
-    return keras.ops.convert_to_tensor(narrowed(array))

@@ -62,7 +62,7 @@ Rows of elasticdl's layers are read from the files:
 
     from elasticdl.layers import rows_from
 
-    with rows_from("."):
+    with rows_from(".", model):
         predictions = model(features)"""
 
 _OPEN = """\

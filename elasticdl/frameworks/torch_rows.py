@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from elasticdl.frameworks.rows import check_range, summed, without
-from elasticdl.frameworks.trainable import FloatArray, IdArray, RowSource
+from elasticdl.frameworks.trainable import FloatArray, IdArray, RowSource, refuse_text
 from elasticdl.job.parameters import TableSpec
 
 
@@ -100,8 +100,7 @@ class FlatTensors:
 def to_tensor(array: Any) -> Any:
     """A numpy array as a tensor; float64 becomes float32."""
     array = np.asarray(array)
-    if array.dtype.kind in "US":
-        raise TypeError(f"feed returned text ({array.dtype}); turn it into numbers: hash or look it up in feed")
+    refuse_text(array)
     tensor = torch.from_numpy(np.ascontiguousarray(array) if array.flags.writeable else array.copy())
     return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
 

@@ -98,6 +98,12 @@ def to_numpy(value: Any) -> npt.NDArray[Any]:
     return np.asarray(detach().cpu().numpy() if detach else value)
 
 
+def refuse_text(array: npt.NDArray[Any]) -> None:
+    """Models compute with numbers."""
+    if array.dtype.kind in "USO":
+        raise TypeError(f"feed returned text ({array.dtype}); turn it into numbers: hash or look it up in feed")
+
+
 def narrowed(array: Any) -> npt.NDArray[Any]:
     """The array as models take it: numpy makes float64 by default, models compute in float32."""
     found: npt.NDArray[Any] = np.asarray(array)

@@ -19,11 +19,16 @@ from elasticdl.job.parameters import TableSpec
 
 
 @contextmanager
-def rows_from(directory: str | Path) -> Iterator[None]:
+def rows_from(directory: str | Path, model: Any = None) -> Iterator[None]:
     """Inside, elasticdl's embedding layers read rows from the model exported to this directory.
 
-    Rows stay on disk and are read as they are asked for. An id that has no row is zeros.
+    Layers of a torch model do not know what they are called in it: give the model. Rows stay on disk and are read as
+    they are asked for. An id that has no row is zeros.
     """
+    torch_layers = sys.modules.get("elasticdl.layers.torch")
+    for name, layer in model.named_modules() if model is not None and torch_layers is not None else ():
+        if isinstance(layer, torch_layers.Embedding):
+            layer.bind(layer.table(name))
     with answered_by(_FileLookup(FileRows(Path(directory)))):
         yield
 

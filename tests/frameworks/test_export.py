@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from elasticdl.frameworks import export
 from tests.frameworks.conftest import FORMS, MODELS, Case, linear_batches, load
 from tests.frameworks.memory_rows import MemoryRows
 
@@ -89,8 +90,34 @@ def test_a_model_with_tables_becomes_a_plain_one(linear: Case, tmp_path: Path) -
         in_plain_python(_CHECK_TORCH, str(tmp_path))
     else:  # the class itself uses elasticdl's layer: its tensors are exported by name
         tensors = load_file(tmp_path / "model.safetensors")
-        np.testing.assert_array_equal(tensors["items/embeddings"], linear.rows.rows("items", np.arange(50)))
+        np.testing.assert_array_equal(tensors["linear/items/embeddings"], linear.rows.rows("items", np.arange(50)))
         assert {t.shape for t in tensors.values()} == {(50, 2), (5, 1), (1,)}
+        as_the_readme_says(tmp_path)
+
+
+def as_the_readme_says(directory: Path) -> None:
+    """Run the code of the export's README; what it predicts is what the trainable predicted."""
+    program = _README.format(models=str(MODELS), repository=str(REPOSITORY))
+    done = subprocess.run([sys.executable, "-c", program], cwd=directory, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+_README = """
+import sys
+sys.path[:0] = [{repository!r}, {models!r}]
+import numpy as np
+data = dict(np.load("check.npz"))
+expected, features = data.pop("expected"), data
+lines = open("README.md").read().splitlines()
+code = "\\n".join(line[4:] for line in lines if line.startswith("    "))
+if "torch" in code:
+    import torch
+    features = {{k: torch.from_numpy(v) for k, v in features.items()}}
+exec(code)
+found = predictions if "predictions" in globals() else model(features)
+found = found.detach().numpy() if hasattr(found, "detach") else np.asarray(found)
+np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+"""
 
 
 def test_a_model_without_tables_loads_as_it_is(digits: Case, tmp_path: Path) -> None:
@@ -119,16 +146,78 @@ torch.testing.assert_close(model.eval()(data["x"]), data["expected"])
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "subclass"])
 def test_open_ended_tables_are_files_of_ids_and_rows(form: str, tmp_path: Path) -> None:
-    code, trainable = load(f"linear_{form}", lambda: None, input_dim=None)
-    case = Case(form, code, trainable, linear_batches())
+    case = open_ended(form)
     case.batches[0].features["ids"][0, 0] = 2**31 - 2
     trained(case)
-    trainable.export(tmp_path, case.rows)
+    case.trainable.export(tmp_path, case.rows)
     table = load_file(tmp_path / "items.safetensors")
-    np.testing.assert_array_equal(table["ids"], case.rows.ids("items"))
+    np.testing.assert_array_equal(np.sort(table["ids"]), case.rows.ids("items"))
     assert 2**31 - 2 in table["ids"]
     np.testing.assert_array_equal(table["rows"], case.rows.rows("items", table["ids"]))
     assert not any("items" in name for name in load_file(tmp_path / "model.safetensors"))
+    expect_known_ids(case, tmp_path)
+    as_the_readme_says(tmp_path)
+
+
+def open_ended(form: str) -> Case:
+    code, trainable = load(f"linear_{form}", lambda: None, input_dim=None)
+    return Case(form, code, trainable, linear_batches())
+
+
+def expect_known_ids(case: Case, directory: Path) -> None:
+    """As `expect`, of ids that have a row: an open-ended table does not say how others would be born."""
+    known = [i for i in case.rows.ids("items") if i < 20]
+    features = {"x": case.batches[0].features["x"], "ids": np.resize(known, (8, 2))}
+    np.savez(directory / "check.npz", expected=case.trainable.predict(features, case.rows), **features)
+
+
+def test_a_model_larger_than_a_file_is_cut_into_files_with_an_index(
+    linear: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "SHARD_BYTES", 150)  # the table has 400 bytes
+    trained(linear)
+    names = linear.trainable.export(tmp_path, linear.rows)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 4 * (50 * 2 + 5 + 1)
+    files = sorted(set(index["weight_map"].values()))
+    assert files == [f"model-{n:05d}-of-00004.safetensors" for n in range(1, 5)]
+    assert set(files) < set(names)
+    held = {}
+    for file in files:
+        tensors = load_file(tmp_path / file)
+        assert sum(t.nbytes for t in tensors.values()) <= 150
+        held |= {name: (file, tensor) for name, tensor in tensors.items()}
+    assert {name: file for name, (file, _) in held.items()} == index["weight_map"]
+    parts = sorted((int(name.partition("@")[2]), t) for name, (_, t) in held.items() if "@" in name)
+    assert [first for first, _ in parts] == [0, 18, 36]
+    np.testing.assert_array_equal(np.concatenate([t for _, t in parts]), linear.rows.rows("items", np.arange(50)))
+    expect(linear, tmp_path)
+    as_the_readme_says(tmp_path)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "subclass"])
+def test_an_open_ended_table_larger_than_a_file_is_cut_too(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "SHARD_BYTES", 90)  # five pairs of an id and a row
+    case = open_ended(form)
+    trained(case)
+    case.trainable.export(tmp_path, case.rows)
+    index = json.loads((tmp_path / "items.safetensors.index.json").read_text())
+    ids, rows = [], []
+    for number, file in enumerate(sorted(set(index["weight_map"].values())), 1):
+        shard = load_file(tmp_path / file)
+        assert set(shard) == {f"ids.{number:05d}", f"rows.{number:05d}"}
+        assert 0 < len(shard[f"ids.{number:05d}"]) <= 5
+        ids.append(shard[f"ids.{number:05d}"])
+        rows.append(shard[f"rows.{number:05d}"])
+    known = case.rows.ids("items")
+    assert len(ids) == -(-len(known) // 5) > 2
+    assert index["metadata"] == {"total_size": 16 * len(known), "rows": len(known), "table": "items"}
+    np.testing.assert_array_equal(np.sort(np.concatenate(ids)), known)
+    np.testing.assert_array_equal(np.concatenate(rows), case.rows.rows("items", np.concatenate(ids)))
+    expect_known_ids(case, tmp_path)
+    as_the_readme_says(tmp_path)
 
 
 def test_the_manifest_lists_every_file_with_its_digest(digits: Case, tmp_path: Path) -> None:
