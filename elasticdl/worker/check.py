@@ -74,7 +74,7 @@ def check(spec: JobSpec, tell: Tell = lambda text: None, limit_bytes: int = VERI
         problems += _unread_parameters(spec, code)
     if code is not None and "training" in readers and not problems:
         try:
-            _build(spec, code, *readers["training"])
+            verifier.notes += _build(spec, code, *readers["training"])
         except ModelError as error:
             problems.append(_model_problem(spec, error))
         except UsageError as error:
@@ -121,14 +121,18 @@ class _Verifier:
             self._tell(f"verifying {flag}: {done:,} of {total:,} records")
 
 
-def _build(spec: JobSpec, code: ModelFile, reader: Reader, dataset: Dataset) -> None:
+def _build(spec: JobSpec, code: ModelFile, reader: Reader, dataset: Dataset) -> tuple[str, ...]:
+    """Build the model and everything that goes with it; what the user should know about it."""
+
     def sample() -> Arrays:
         first = next(f for f in dataset.files if f.records)
         records = reader.read(first.name, 0, min(spec.minibatch_size, first.records))
         return code.feed(records, "training", reader.metadata)[0]
 
     sample()  # a feed that fails should do so before anything starts, whether the model needs the sample or not
-    load_trainable(code, spec.seed, sample).new_metrics()
+    model = load_trainable(code, spec.seed, sample)
+    model.new_metrics()
+    return model.notes
 
 
 def _unread_parameters(spec: JobSpec, code: ModelFile) -> list[Problem]:
