@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import signal
 import struct
 import subprocess
@@ -12,12 +13,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
 from safetensors.numpy import load_file
 
+from elasticdl import __version__
 from elasticdl.data.recordio import RecordIOWriter
 from elasticdl.job.names import ENV_REPLICA, JobPaths
 from elasticdl.wire import auth
@@ -124,10 +128,12 @@ class RunningJob:
         self.kills.append(name)
         return True
 
-    def kill_training_worker(self, status: pb.Status, choose: Callable[[list[str]], str] = min) -> bool:
+    def kill_training_worker(
+        self, status: pb.Status, choose: Callable[[list[str]], str] = min, signum: int = signal.SIGKILL
+    ) -> bool:
         """Kill a worker that holds a lease, so that it hits training and not an import."""
         training = [r.name for r in status.replicas if r.role == "worker" and r.leases and r.name not in self.kills]
-        return bool(training) and self.kill(choose(training))
+        return bool(training) and self.kill(choose(training), signum)
 
 
 def start(tmp: Path, job: str, *flags: str, env: dict[str, str] | None = None) -> RunningJob:
@@ -181,3 +187,20 @@ def audit_witness(model: Path, records: int, epochs: int, servers: int) -> None:
     seen = {name: float(-value.reshape(())) for name, value in dense.items() if name.startswith("scalars")}
     assert len(seen) == servers
     assert set(seen.values()) == {float(epochs * records)}, f"records seen by each server: {seen}"
+
+
+def check_witness(job: RunningJob, model: Path, records: int, epochs: int, servers: int) -> dict[str, Any]:
+    """The witness job succeeded, and trained every record of every epoch exactly once; its last status."""
+    code, result = job.finish()
+    assert code == 0 and result["outcome"] == "succeeded", f"{result}\n{job.story()}"
+    status = result["status"]
+    assert isinstance(status, dict)
+    assert int(status["records_done"]) == records * epochs
+    assert [int(e["records"]) for e in status["epochs_done"]] == [records] * epochs
+    audit_witness(model, records, epochs, servers)
+    return status
+
+
+def about() -> dict[str, Any]:
+    """What a report says of where it was made."""
+    return {"date": date.today().isoformat(), "elasticdl": __version__, "python": platform.python_version()}

@@ -1,0 +1,81 @@
+"""The metric of a real model under chaos, compared with the spread of the same jobs left alone.
+
+The zoo's DeepFM in PyTorch on synthetic clicks: dense layers and two tables on two servers, about ten seconds of
+training. Jobs that are left alone differ by their seeds and by the order in which gradients arrive, the spread. A
+disturbed job must not end below its lower end by more than its width.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from elasticdl.cli.chaos.schedule import Plan, Timing
+from elasticdl.cli.chaos.striking import Striker
+from elasticdl.cli.job_dir import look
+from tests.processes.harness import ROOT, RunningJob, end_all, start
+
+UNDISTURBED, EVENTS, RECORDS = 5, 6, 20000
+DEADLINE_SECONDS = 240.0
+
+
+def train(tmp: Path, data: Path, seed: int, name: str) -> RunningJob:
+    return start(
+        tmp, name, "--model_zoo=model_zoo", "--model_def=deepfm.deepfm_pytorch.custom_model",
+        f"--training_data={data / 'train'}", f"--validation_data={data / 'test'}", "--minibatch_size=64",
+        "--num_epochs=3", "--num_ps_pods=2", "--num_workers=2", "--audit=true", f"--seed={seed}",
+        "--checkpoint_seconds=2", "--shuffle=true",
+    )  # fmt: skip
+
+
+def metric_of(job: RunningJob) -> float:
+    code, result = job.finish()
+    assert code == 0, job.story()
+    status = result["status"]
+    assert isinstance(status, dict)
+    return round(float(status["evaluations"][-1]["metrics"]["auc"]), 4)
+
+
+async def _disturb(job: RunningJob, seed: int) -> list[str]:
+    plan = Plan(seed, Timing(EVENTS))
+    striker = Striker(look(job.paths), plan, lambda delivery: None, lambda status, coming: None)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        report = await striker.run()
+    return [f"{d.kind} {d.replica}" for d in report.deliveries if not d.not_delivered]
+
+
+def compare(disturbed: int) -> dict[str, Any]:
+    """Run them all and say what came of it; raises when one of the jobs fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        tmp = Path(folder)
+        data = tmp / "criteo"
+        command = [sys.executable, "-m", "elasticdl", "data", "criteo", str(data), "--records", str(RECORDS)]
+        subprocess.run([*command, "--seed", "1"], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+        alone, under = [], []
+        try:
+            for seed in range(UNDISTURBED):
+                alone.append(metric_of(train(tmp, data, seed, f"alone-{seed}")))
+                print(f"left alone, seed {seed}: AUC {alone[-1]}", flush=True)
+            for seed in range(disturbed):
+                job = train(tmp, data, seed, f"disturbed-{seed}")
+                job.wait_until(lambda s: True)  # there is a master
+                events = asyncio.run(_disturb(job, seed))
+                under.append({"seed": seed, "auc": metric_of(job), "events": events})
+                print(f"disturbed, seed {seed}: AUC {under[-1]['auc']} after {', '.join(events)}", flush=True)
+        finally:
+            end_all()
+    least = round(min(alone) - (max(alone) - min(alone)), 4)
+    within = all(float(str(run["auc"])) >= least for run in under)
+    print(f"left alone {min(alone)} to {max(alone)}, demanded {least}: {'all above' if within else 'BELOW'}")
+    return {
+        "model": "DeepFM (PyTorch)",
+        "metric": "auc",
+        "alone": alone,
+        "demanded": least,
+        "disturbed": under,
+        "within": within,
+    }

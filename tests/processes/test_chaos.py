@@ -1,0 +1,43 @@
+"""A slice of the seeded chaos runs, and `elasticdl chaos` beside a real job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticdl import faults
+from tests.processes.chaos import PASSES, Setting, chaos_run
+from tests.processes.harness import ROOT, check_witness, start_witness
+
+pytestmark = pytest.mark.processes
+
+
+def test_every_fault_point_there_is_is_armed_by_some_seed() -> None:
+    assert set(PASSES) == set(faults.POINTS)
+    armed = {point.partition("@")[0] for seed in range(6) for point in Setting.of(seed).points}
+    assert armed == set(faults.POINTS)
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_a_disturbed_job_trains_every_record_exactly_once_and_leaves_nothing_behind(tmp_path: Path, seed: int) -> None:
+    run = chaos_run(tmp_path, seed, print)
+    assert sum(n for kinds in run.delivered.values() for n in kinds.values()) >= 3, "hardly anything was delivered"
+
+
+def test_the_command_cuts_connections_of_a_running_job_and_reports_that_it_went_on(tmp_path: Path) -> None:
+    job = start_witness(tmp_path, "cut", "--audit=true", records=2000, epochs=2)
+    job.wait_until(lambda s: True)
+    words = ["chaos", "cut", f"--state_dir={tmp_path / 'state'}", "--seed=2", "--events=4", "--kind=cut"]
+    command = [sys.executable, "-m", "elasticdl", *words, f"--report={tmp_path / 'report.json'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stderr) == (0, ""), f"{done.stdout}\n{job.story()}"
+    assert done.stdout.count("cut off: ") == 4
+    assert "each trained exactly 2 times" in done.stdout
+    status = check_witness(job, tmp_path / "cut-model", 2000, 2, 2)
+    assert "losses" not in status and status["timeline"] == "1", "a cut connection cost a replica"
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["passed"] and [d["kind"] for d in report["deliveries"]] == ["cut"] * 4
