@@ -27,7 +27,7 @@ GROUPS = {
         "stop": "Stop a job gracefully, with a checkpoint.",
         "scale": "Change the number of workers or servers (not in this release yet).",
         "top": "Watch what jobs use (not in this release yet).",
-        "chaos": "Kill replicas on purpose and audit the result (not in this release yet).",
+        "chaos": "Disturb a running job on purpose, by a seed, and report what came of it.",
     },
     "Prepare": {
         "data": "Convert and inspect data files.",
@@ -40,7 +40,6 @@ NOT_BUILT = {
     "run": "running a program of your own",
     "scale": "changing the size of a running job",
     "top": "watching what jobs use",
-    "chaos": "killing replicas on purpose",
     "zoo": "building images",
 }
 
@@ -74,7 +73,7 @@ def _dispatch(command: str, words: list[str]) -> int:
         return 0
     if command in JOB_COMMANDS:
         return _job(command, words)
-    if command in LOOKING_AFTER or command == "data":
+    if command in (*LOOKING_AFTER, "chaos", "data"):
         return _with_argparse(command, words)
     if command in NOT_BUILT:
         what = f"{NOT_BUILT[command]} is not part of this release yet"
@@ -112,6 +111,11 @@ def _with_argparse(command: str, words: list[str]) -> int:
 
             data.add_arguments(parser)
             return data.run(parser.parse_args(words))
+        if command == "chaos":
+            from elasticdl.cli.chaos import command as chaos
+
+            chaos.add_arguments(parser)
+            return chaos.run(parser.parse_args(words))
         from elasticdl.cli import jobs
 
         jobs.add_arguments(command, parser)
