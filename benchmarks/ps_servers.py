@@ -26,7 +26,7 @@ from elasticdl.ps.client import Client
 from elasticdl.ps.service import Service
 from elasticdl.wire import control_pb2 as pb
 
-TOKEN = "benchmark"
+TOKEN, TIMELINE = "benchmark", 1
 Ids = npt.NDArray[np.int64]
 EXPONENT = 1.05  # of Zipf's law
 BATCHES = 1 << 30  # of a shard: more than any benchmark pushes
@@ -88,6 +88,7 @@ def machine() -> str:
 def _serve(index: int, count: int, workers: int) -> None:
     logging.basicConfig(level=logging.WARNING)
     service = Service(index, count, 1, TOKEN, lambda message: None)
+    service.direct(pb.ToReplica(restore=pb.Restore(timeline=TIMELINE)))
     for worker in range(workers):
         shard = f"train/0/{worker}"
         service.direct(pb.ToReplica(opened=pb.Opened(shard=shard, attempt=1, batches=BATCHES)))

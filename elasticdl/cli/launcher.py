@@ -23,6 +23,7 @@ from elasticdl.cluster.supervisor import Supervisor
 from elasticdl.errors import Refused, Unreachable
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
+from elasticdl.wire.auth import Keys
 
 BACKOFF_SECONDS = (1.0, 2.0, 4.0)  # before the master is started again after a crash
 STOP_SECONDS = 60.0  # a graceful stop should take less
@@ -41,6 +42,7 @@ class Order:
     paths: names.JobPaths
     token: str
     port: int
+    keys: Keys | None = None  # of the data plane, where it is encrypted
 
     @property
     def client(self) -> MasterClient:
@@ -57,6 +59,7 @@ class Order:
             names.ENV_TOKEN: self.token,
             names.ENV_MASTER_ADDR: self.client.address,
             names.ENV_LAUNCHER: str(self.paths.launcher_socket),
+            **(self.keys.env(servers=True) if self.keys is not None else {}),
         }
         limit = spec.limit(names.MASTER)
         cpu, memory = (limit.cpu, limit.memory) if limit is not None else (None, None)

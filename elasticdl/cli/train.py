@@ -25,6 +25,7 @@ from elasticdl.errors import Problem, UsageError
 from elasticdl.job import names
 from elasticdl.job.resolve import Resolved
 from elasticdl.job.spec import JobSpec
+from elasticdl.wire.auth import Keys
 
 STOPPED_BY_COMMAND = 143  # as if by SIGTERM: a job that was stopped is not done
 
@@ -135,7 +136,8 @@ async def _launch(prepared: Prepared, console: Console, interrupts: Interrupts) 
     spec, paths = prepared.spec, prepared.paths
     token = prepared.claim.begin(spec.to_json(), prepared.checkpoint)
     write_private(paths.datasets, json.dumps(prepared.datasets))
-    order = Order(spec, paths, token, prepared.port.getsockname()[1])
+    keys = Keys.new() if spec.encrypt_data_plane else None
+    order = Order(spec, paths, token, prepared.port.getsockname()[1], keys)
     screen = _screen(console, order)
     launcher = Launcher(order, interrupts, screen.tell, screen.stopping)
     await launcher.start()

@@ -30,6 +30,8 @@ ENV_TF_CONFIG = "TF_CONFIG"
 ENV_JOB_FILE = "ELASTICDL_JOB_FILE"  # path of the job's JSON
 ENV_REPLICA = "ELASTICDL_REPLICA"  # this replica's name
 ENV_TOKEN = "ELASTICDL_TOKEN"  # the job's secret
+ENV_DATA_KEY = "ELASTICDL_DATA_KEY"  # the parameter servers' public key; absent where nothing is encrypted
+ENV_DATA_SECRET = "ELASTICDL_DATA_SECRET"  # their secret one: of servers only
 ENV_STATE_DIR = "ELASTICDL_STATE_DIR"  # where local jobs are kept
 ENV_LAUNCHER = "ELASTICDL_LAUNCHER"  # path of the launcher's socket
 

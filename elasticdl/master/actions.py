@@ -21,6 +21,7 @@ from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.brain import partial_directory
 from elasticdl.ps.snapshot import MANIFEST, Manifest, fsync_directory, write_durably
+from elasticdl.wire.auth import Keys
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -38,6 +39,9 @@ class Actions:
         name = names.replica_name(str(spec.job_name), role, index)
         passed = (names.ENV_JOB_FILE, names.ENV_TOKEN, names.ENV_MASTER_ADDR)
         env = {**spec.envs, **{k: self.env[k] for k in passed}, names.ENV_REPLICA: name}
+        keys = Keys.of(self.env)
+        if keys is not None:
+            env |= keys.env(servers=role == "ps")
         limit = spec.limit("ps" if role == "ps" else "worker")
         cpu = limit.cpu if limit is not None else None
         memory = limit.memory if limit is not None else None

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.job.parameters import ParametersSpec
-from elasticdl.ps.connections import RESEND_SECONDS, Connections, Interrupted, Reply, Resend, TimelineOver
+from elasticdl.ps.connections import RESEND_SECONDS, Connections, Interrupted, Reply, Resend, Stale, TimelineOver
 from elasticdl.ps.placement import gather_index, place, split, unique
+from elasticdl.wire.auth import Keys
 from elasticdl.wire.frames import FRAME_BYTES, Op, floats, ids
 
-__all__ = ["Batch", "Client", "Interrupted", "Resend", "TimelineOver"]
+__all__ = ["Batch", "Client", "Interrupted", "Resend", "Stale", "TimelineOver"]
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -40,6 +41,7 @@ class Client:
         spec: ParametersSpec,
         timeline: int,
         resend_seconds: float = RESEND_SECONDS,
+        keys: Keys | None = None,
     ) -> None:
         self.spec = spec
         self._trainable_variables = tuple(v for v in spec.variables if v.trainable)
@@ -47,7 +49,7 @@ class Client:
         self.trainable_size = sum(v.size for v in self._trainable_variables)
         self.state_size = sum(v.size for v in self._state_variables)
         self._numbers = {t.name: n for n, t in enumerate(spec.tables)}
-        self._connections = Connections(addresses, token, timeline, resend_seconds)
+        self._connections = Connections(addresses, token, timeline, resend_seconds, keys)
         self._place()
 
     def move(self, addresses: Sequence[str], timeline: int) -> None:
@@ -85,15 +87,26 @@ class Client:
         text = self.spec.model_dump_json().encode()
         self._ask_all(Op.DECLARE, [[text, trainable[t], state[s]] for t, s in self._slices()])
 
-    def pull(self, view: int = 0) -> tuple[Floats, Floats, int]:
-        """All dense values and state, and the lowest version among the servers."""
-        replies = self._ask_all(Op.PULL, [[]] * self.servers, view=view)
+    def pull(self, view: int = 0, at_least: int = 0) -> tuple[Floats, Floats, int]:
+        """All dense values and state, and the lowest version among the servers; they wait for the one asked for."""
+        trainable, state, _, version = self._pull(view=view, start=at_least)
+        return trainable, state, version
+
+    def pull_with_slots(self) -> tuple[Floats, Floats, Floats, int]:
+        """The same, and after the state what the optimizer keeps: its slots one after the other, flat."""
+        return self._pull(batch=1)
+
+    def _pull(self, **fields: int) -> tuple[Floats, Floats, Floats, int]:
+        replies = self._ask_all(Op.PULL, [[]] * self.servers, **fields)
         trainable = np.empty(self.trainable_size, np.float32)
         state = np.empty(self.state_size, np.float32)
+        slots = np.empty((self.spec.optimizer.slots if fields.get("batch") else 0, self.trainable_size), np.float32)
         for (mine, also_mine), reply in zip(self._slices(), replies, strict=True):
             trainable[mine] = floats(reply.body[0], len(mine), "dense values")
             state[also_mine] = floats(reply.body[1], len(also_mine), "state")
-        return trainable, state, min(r.header.view for r in replies)
+            if len(slots):
+                slots[:, mine] = floats(reply.body[2], slots[:, mine].size, "slots").reshape(len(slots), -1)
+        return trainable, state, slots.reshape(-1), min(r.header.view for r in replies)
 
     def unique(self, wanted: Ids) -> tuple[Ids, Ids]:
         """The distinct ids in the order in which `rows` and `push` take them fastest, and each id's position there."""
@@ -119,12 +132,14 @@ class Client:
 
     def push(
         self, batch: Batch, gradients: Floats, state: Floats, rows: Mapping[str, tuple[Ids, Floats]],
-        version: int = 0, rate: float = 0.0,
+        version: int = 0, rate: float = 0.0, records: int = 1,
     ) -> int:  # fmt: skip
         """Push one batch to every server and wait until all have it; the lowest version among them.
 
-        `version` is the one it was computed on, `rate` the learning rate where it is not the optimizer's own.
-        Raises Refused when a server says that the lease is no longer good, TimelineOver when the job rolled back.
+        `version` is the one it was computed on, `rate` the learning rate where it is not the optimizer's own, `records`
+        how many it is the mean over: of none, the batch counts and moves nothing.
+        Raises Refused when a server says that the lease is no longer good, TimelineOver when the job rolled back, in
+        synchronous training Stale when the version was too old.
         """
         bodies: list[list[Any]] = [[gradients[t], state[s]] for t, s in self._slices()]
         for table in self.spec.tables:
@@ -135,7 +150,7 @@ class Client:
                 body += [cut.take(start, stop, found), cut.take(start, stop, grads)]
         replies = self._ask_all(
             Op.PUSH, bodies, epoch=batch.epoch, index=batch.index, attempt=batch.attempt, batch=batch.number,
-            view=version, rate=rate,
+            view=version, rate=rate, start=records,
         )  # fmt: skip
         return min(r.header.view for r in replies)
 

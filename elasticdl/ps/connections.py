@@ -9,12 +9,14 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import zmq
 
 from elasticdl import faults
 from elasticdl.errors import Refused, WireError
+from elasticdl.wire.auth import Keys
 from elasticdl.wire.frames import Answer, Header, Op, cut, joined
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,13 @@ class Resend(WireError):
     def __init__(self, server: int, next_batch: int) -> None:
         self.next_batch = next_batch
         super().__init__(f"ps-{server} expects batch {next_batch} first")
+
+
+class Stale(WireError):
+    """In synchronous training: the push was computed on too old a version, and is rejected."""
+
+    def __init__(self, server: int, version: int) -> None:
+        super().__init__(f"ps-{server} is at version {version}")
 
 
 class TimelineOver(WireError):
@@ -59,11 +68,19 @@ class _Pending:
         return sorted({server for server, _ in self.frames.values()})
 
 
+def nearest(address: str) -> str:
+    """Of the ways to a server its socket on this machine, where it is there, else TCP."""
+    far, _, local = address.partition(" ")
+    return local if local and Path(local.removeprefix("ipc://")).is_socket() else far
+
+
 class Connections:
     """Used by one thread, except `interrupt`. The first request on new connections greets the servers."""
 
-    def __init__(self, addresses: Sequence[str], token: str, timeline: int, resend_seconds: float) -> None:
-        self._token, self._resend_seconds = token, resend_seconds
+    def __init__(
+        self, addresses: Sequence[str], token: str, timeline: int, resend_seconds: float, keys: Keys | None = None
+    ) -> None:
+        self._token, self._resend_seconds, self._keys = token, resend_seconds, keys
         self._request = 0
         self._called_off: Callable[[], bool] = lambda: False
         self._bell, self._rope = socket.socketpair()
@@ -164,6 +181,8 @@ class Connections:
                 raise Refused(f"ps-{server} refused {header.op.name}: {reason}")
             if header.answer is Answer.RESEND:
                 raise Resend(server, header.batch)
+            if header.answer is Answer.STALE:
+                raise Stale(server, header.view)
             del pending.frames[header.request]
             take(header.request - first, Reply(header, body))
 
@@ -178,6 +197,8 @@ class Connections:
         # A connection that swallows everything is given up, and made again under the same identity.
         s.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
         s.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MILLISECONDS)
-        s.connect(address)
+        if self._keys is not None:
+            self._keys.connect(s)
+        s.connect(nearest(address))
         self._poller.register(s, zmq.POLLIN)
         return s

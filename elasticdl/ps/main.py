@@ -19,6 +19,7 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.ps.service import Service
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
+from elasticdl.wire.auth import Keys
 from elasticdl.wire.link import Link
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,12 @@ async def _serve(spec: JobSpec, replica: str) -> int:
     def say(message: pb.FromReplica) -> None:
         loop.call_soon_threadsafe(link.send, message)
 
-    service = Service(index, spec.num_ps_pods, spec.seed, token, say)
+    folder = Path(os.environ[names.ENV_JOB_FILE]).parent
+    local = names.JobPaths(folder.parent, folder.name).launcher_socket.parent
+    service = Service(
+        index, spec.num_ps_pods, spec.seed, token, say, keys=Keys.of(os.environ),
+        directory=local if local.is_dir() else None, staleness_modulation=spec.lr_staleness_modulation,
+    )  # fmt: skip
     hello.address = service.address
     log.info("Serving parameters at %s", service.address)
 

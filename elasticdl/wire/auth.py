@@ -1,9 +1,16 @@
-"""The job's token: every call carries it, nothing is answered without it."""
+"""The job's token, which every call carries, and the keys with which the data plane is encrypted where it is."""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elasticdl.job import names
+
+if TYPE_CHECKING:
+    import zmq
 
 TOKEN_KEY = "elasticdl-token"
 
@@ -18,3 +25,43 @@ def authentic(token: str, received: Sequence[tuple[str, str | bytes]] | None) ->
     if isinstance(given, bytes):
         given = given.decode("utf-8", "replace")
     return hmac.compare_digest(given.encode(), token.encode())
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The CURVE keys of a job's parameter servers, as text: they hold both, their clients the public one."""
+
+    public: str
+    secret: str = ""
+
+    @classmethod
+    def new(cls) -> Keys:
+        return cls(*_pair())
+
+    @classmethod
+    def of(cls, env: Mapping[str, str]) -> Keys | None:
+        """Those a process was given; None where the data plane is not encrypted."""
+        public = env.get(names.ENV_DATA_KEY)
+        return cls(public, env.get(names.ENV_DATA_SECRET, "")) if public else None
+
+    def env(self, servers: bool) -> dict[str, str]:
+        """How a process is given them."""
+        return {names.ENV_DATA_KEY: self.public, **({names.ENV_DATA_SECRET: self.secret} if servers else {})}
+
+    def serve(self, socket: zmq.Socket[Any]) -> None:
+        """Before it binds: take only clients that know the public key."""
+        socket.curve_server = True
+        socket.curve_publickey, socket.curve_secretkey = self.public.encode(), self.secret.encode()
+
+    def connect(self, socket: zmq.Socket[Any]) -> None:
+        """Before it connects: talk only to a server that holds the secret key."""
+        public, secret = _pair()
+        socket.curve_serverkey = self.public.encode()
+        socket.curve_publickey, socket.curve_secretkey = public.encode(), secret.encode()
+
+
+def _pair() -> tuple[str, str]:
+    import zmq  # here, since the command line reads this module and never opens such a socket
+
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()

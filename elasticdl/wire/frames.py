@@ -26,7 +26,7 @@ _HEADER = struct.Struct("<4sBBHQQQIIIIQd")
 
 class Op(IntEnum):
     DECLARE = 1  # JSON of ParametersSpec, initial trainable slice, initial state slice
-    PULL = 2  # -> trainable slice, state slice
+    PULL = 2  # -> trainable slice, state slice, and where `batch` is 1 the optimizer's slots
     ROWS = 3  # table, ids -> rows
     PUSH = 4  # gradients, state difference, then ids and gradients of each table
     EXPORT = 5  # table, from the row `start` on -> ids, rows
@@ -40,6 +40,7 @@ class Answer(IntEnum):
     RESEND = 3
     REFUSED = 4
     OVER = 5  # this timeline is over, or this server is not on it yet; with a text, as when refused
+    STALE = 6  # in synchronous training: computed on too old a version
 
 
 class BadFrame(ValueError):
@@ -56,9 +57,9 @@ class Header:
     epoch: int = 0
     index: int = 0
     attempt: int = 0
-    batch: int = 0  # in an answer: the batch expected next
+    batch: int = 0  # in an answer: the batch expected next; of PULL: 1: the optimizer's slots, too
     view: int = 0  # a pinned view to read from; in a push: the version it was computed on; in an answer: the server's
-    start: int = 0
+    start: int = 0  # of a push: its records; of PULL: the version to wait for; of EXPORT: a row; of ROWS: 1: no births
     rate: float = 0.0  # of a push: the learning rate; 0: the optimizer's own
 
     def pack(self) -> bytes:
@@ -106,7 +107,7 @@ def joined(frames: Sequence[memoryview]) -> list[memoryview]:
             open_.append(frame)
         elif open_:
             whole = np.concatenate([np.frombuffer(f, np.uint8) for f in (*open_, frame)])
-            parts.append(memoryview(whole))
+            parts.append(whole.data)
             open_ = []
         else:
             parts.append(frame)

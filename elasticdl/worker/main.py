@@ -20,6 +20,7 @@ from elasticdl.job import names
 from elasticdl.job.loglines import configure_logging
 from elasticdl.job.spec import JobSpec
 from elasticdl.ps.client import Client
+from elasticdl.wire.auth import Keys
 from elasticdl.worker import audit
 from elasticdl.worker.batches import Source, load
 from elasticdl.worker.control import Control
@@ -68,7 +69,7 @@ def _work(spec: JobSpec, replica: str, directory: Path) -> int:
         return load(training, 0, 0, count, (), code.feed).features
 
     model = load_trainable(code, spec.seed, sample)
-    session = Session(replica, uuid.uuid4().hex, CAPACITY)
+    session = Session(replica, uuid.uuid4().hex, CAPACITY, in_order=not spec.asynchronous)
     token, address = os.environ[names.ENV_TOKEN], os.environ[names.ENV_MASTER_ADDR]
     control = Control(session, address, token, spec.master_grace_seconds)
 
@@ -78,10 +79,13 @@ def _work(spec: JobSpec, replica: str, directory: Path) -> int:
     signal.signal(signal.SIGTERM, leave)
     control.start()
     held = model.parameters
+    for note in model.notes:
+        log.info("%s", note)
     log.info("Ready: %d dense values, %d tables", sum(v.size for v in held.variables), len(held.tables))
     found = control.wait_for_servers()
     if found is not None:
-        client = Client(found[0], token, audit.added(held) if spec.audit else held, found[1])
+        held = audit.added(held) if spec.audit else held
+        client = Client(found[0], token, held, found[1], keys=Keys.of(os.environ))
         control.on_change(client.interrupt)
         try:
             Worker(spec, code, model, training, sources.get("evaluation"), control, client).run()

@@ -17,6 +17,7 @@ from elasticdl.ps.parameters import table_seed
 from elasticdl.ps.service import Service
 from elasticdl.ps.snapshot import read_manifest
 from elasticdl.wire import control_pb2 as pb
+from elasticdl.wire.auth import Keys
 from tests.ps.oracle import Floats, Ids, Oracle, update
 
 TOKEN = "the secret of this job"
@@ -61,13 +62,15 @@ class Servers:
     """Services in threads, and what they said to the master."""
 
     def __init__(
-        self, count: int, init_from: Path | None = None, unknown_seconds: float = 10.0, seed: int = SEED
-    ) -> None:
+        self, count: int, init_from: Path | None = None, unknown_seconds: float = 10.0, seed: int = SEED,
+        keys: Keys | None = None, directory: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.keys = keys
         self.said: queue.Queue[tuple[int, pb.FromReplica]] = queue.Queue()
         self.services = [
             Service(
                 i, count, seed, TOKEN, lambda m, i=i: self.said.put((i, m)),  # type: ignore[misc]
-                unknown_seconds=unknown_seconds,
+                unknown_seconds=unknown_seconds, keys=keys, directory=directory,
             )
             for i in range(count)
         ]  # fmt: skip
@@ -120,7 +123,7 @@ class Servers:
     def client(
         self, spec: ParametersSpec, resend_seconds: float = 2.0, token: str = TOKEN, timeline: int = TIMELINE
     ) -> Client:
-        return Client(self.addresses, token, spec, timeline, resend_seconds)
+        return Client(self.addresses, token, spec, timeline, resend_seconds, self.keys)
 
     def close(self) -> None:
         for s in self.services:

@@ -1,0 +1,70 @@
+"""Where a server listens: the socket, how its clients find it, and who was turned away before a word was said."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from elasticdl.wire.auth import Keys
+from elasticdl.wire.frames import FRAME_BYTES
+
+log = logging.getLogger(__name__)
+
+TELL_SECONDS = 10.0  # at most one line about strangers in this time
+MOST_PATH_BYTES = 100  # the kernel takes 107 for a socket
+_EVENTS = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+# libzmq's ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC and ..._MECHANISM_MISMATCH
+_REASONS = {0x11000001: "a wrong key", 0x11000002: "one side encrypts and the other does not"}
+
+
+class Endpoint:
+    """Belongs to the thread that serves.
+
+    Clients on this machine come through a socket in `directory`, where one is given; it saves a third of the cost of
+    TCP. `address` names the ways in: TCP, and after a space that socket.
+    """
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], host: str, keys: Keys | None, directory: Path | None
+    ) -> None:
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.setsockopt(zmq.RCVHWM, 0)
+        # A client that reconnects is itself again, even where its old connection has not been noticed to be dead.
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
+        if keys is not None:
+            keys.serve(self.socket)
+        self.monitor = self.socket.get_monitor_socket(_EVENTS)
+        self.socket.bind(f"tcp://{host}:*")
+        self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._local = None if directory is None else directory / f"ps-{os.getpid()}-{id(self):x}"
+        if self._local is not None and len(os.fsencode(self._local)) <= MOST_PATH_BYTES:
+            self.socket.bind(f"ipc://{self._local}")
+            self.address += f" ipc://{self._local}"
+        self._strangers, self._told = 0, -TELL_SECONDS
+
+    def hear_of_strangers(self) -> None:
+        """Read what the monitor has; called when it is readable."""
+        value = 0
+        while self.monitor.poll(0):
+            value = parse_monitor_message(self.monitor.recv_multipart())["value"]
+            self._strangers += 1
+        now = time.monotonic()
+        if self._strangers and now - self._told >= TELL_SECONDS:
+            reason = _REASONS.get(value, f"protocol error {value:#x}")
+            log.warning("Refused %d connections since the last such line: %s", self._strangers, reason)
+            self._strangers, self._told = 0, now
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(0)
+        if self._local is not None:
+            self._local.unlink(missing_ok=True)
