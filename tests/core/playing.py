@@ -36,6 +36,8 @@ class Play:
         self.now = 0.0
         self.journal: list[tuple[str, bytes, float]] = []
         self.all: list[c.Command] = []
+        self.lives: dict[str, int] = {}  # how many processes bore a name before this one
+        self.timelines: dict[str, int] = {}  # what servers stand on
         self.hear(e.MasterStarted())
 
     def hear(self, event: e.Event, after: float = 1.0) -> list[c.Command]:
@@ -48,9 +50,31 @@ class Play:
 
     # What replicas do.
 
+    def uid(self, replica: str) -> str:
+        life = self.lives.get(replica, 0)
+        return f"uid-{replica}" + (f"-{life}" if life else "")
+
+    def incarnation(self, replica: str) -> str:
+        return self.uid(replica).replace("uid", "inc", 1)
+
     def join(self, replica: str, *holdings: e.Holding, capacity: int = 2) -> list[c.Command]:
-        self.hear(e.ReplicaStarted(replica, f"uid-{replica}"), 0.0)
-        return self.hear(e.ReplicaJoined(replica, f"inc-{replica}", f"at-{replica}", holdings, capacity))
+        self.hear(e.ReplicaStarted(replica, self.uid(replica)), 0.0)
+        timeline = self.timelines.get(replica, 0)
+        joined = e.ReplicaJoined(
+            replica, self.incarnation(replica), f"at-{replica}", holdings, capacity, timeline=timeline
+        )
+        out = self.hear(joined)
+        return out + self.restored(replica) if of(c.RestoreServer, out) else out
+
+    def restored(self, *servers: str, error: str = "") -> list[c.Command]:
+        """Servers stand where they were told to, or cannot; nobody named: all that are there."""
+        out: list[c.Command] = []
+        for server in servers or [r.name for r in self.job.replicas.joined("ps")]:
+            timeline = self.job.checkpoints.timeline
+            if not error:
+                self.timelines[server] = timeline
+            out += self.hear(e.ServerRestored(server, timeline, error), 0.0)
+        return out
 
     def everybody(self) -> list[c.Command]:
         out: list[c.Command] = []
@@ -61,7 +85,10 @@ class Play:
         return out
 
     def end(self, replica: str, cause: str, reason: str = "exit code 1") -> list[c.Command]:
-        return self.hear(e.ReplicaGone(replica, f"uid-{replica}", cause, reason, ("Traceback", "ValueError: 7")))
+        gone = e.ReplicaGone(replica, self.uid(replica), cause, reason, ("Traceback", "ValueError: 7"))
+        self.lives[replica] = self.lives.get(replica, 0) + 1
+        self.timelines.pop(replica, None)
+        return self.hear(gone)
 
     def commit(self, shard: str, next_batch: int, loss: float = 0.5) -> list[c.Command]:
         s = self.job.shards.leased[shard]
@@ -79,10 +106,33 @@ class Play:
         pairs = tuple((f"train/0/{'abcdefgh'.index(k)}", n) for k, n in counters.items())
         return self.hear(e.ServerHeld(server, cut, pairs))
 
-    def freeze(self, cut: int, error: str = "") -> list[c.Command]:
-        return [
-            x for i in range(self.terms.servers) for x in self.hear(e.ServerCut(name("ps", i), cut, f"f{i}", error))
-        ]
+    def freeze(self, cut: int) -> list[c.Command]:
+        """All servers pinned the cut."""
+        return [x for i in range(self.terms.servers) for x in self.hear(e.ServerCut(name("ps", i), cut))]
+
+    def write(self, cut: int, error: str = "") -> list[c.Command]:
+        """All servers wrote their parts, or could not."""
+        out: list[c.Command] = []
+        for i in range(self.terms.servers):
+            out += self.hear(e.ServerWrote(name("ps", i), cut, "" if error else f"f{i}", error))
+        return out
+
+    def publish(self, error: str = "") -> list[c.Command]:
+        """The shell writes the manifest that it was last asked for."""
+        asked = of(c.PublishCheckpoint, self.all)[-1]
+        directory = "" if error else f"/c/version-{asked.position.version}"
+        return self.hear(e.CheckpointPublished(asked.cut, directory, error))
+
+    def save(self, **counters: int) -> list[c.Command]:
+        """The cut that is under way, from the barrier to the manifest; with the counters of all open shards."""
+        cut = self.job.cuts.active
+        assert cut is not None
+        shards = {f"train/0/{'abcdefgh'.index(k)}": n for k, n in counters.items()}
+        mine = {s.id: max(s.next_batch, shards.get(s.id, 0)) for s in self.job.shards.open_training()}
+        out: list[c.Command] = []
+        for i in range(self.terms.servers):
+            out += self.hear(e.ServerHeld(name("ps", i), cut.number, tuple(mine.items())))
+        return out + self.freeze(cut.number) + self.write(cut.number) + self.publish()
 
     def train_out(self) -> None:
         for _ in range(1000):

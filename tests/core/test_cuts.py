@@ -17,9 +17,9 @@ def test_servers_that_hold_the_same_batches_freeze_at_once() -> None:
     assert barrier.start(VIEW, at=50) == [c.HoldServers(1, 50)]
     assert barrier.held("s0", 1, {X: 3}, {X}, {X}) == [], "one is missing"
     assert barrier.held("s1", 1, {X: 3}, {X}, {X}) == [c.CutServers(1, VIEW)]
-    assert barrier.frozen("s0", 1, "a", "") is None
-    done = barrier.frozen("s1", 1, "b", "")
-    assert done is not None and (done.counters, done.frozen) == ({X: 3}, {"s0": "a", "s1": "b"})
+    assert barrier.frozen("s0", 1) is None
+    done = barrier.frozen("s1", 1)
+    assert done is not None and (done.counters, done.frozen) == ({X: 3}, {"s0", "s1"})
     assert barrier.active is None
 
 
@@ -93,7 +93,7 @@ def test_reports_about_an_older_cut_only_release_their_server() -> None:
     barrier.start(VIEW, 0)
     barrier.cancel()
     assert barrier.held("s0", 1, {X: 1}, {X}, {X}) == [c.ReleaseServers(1, "s0")]
-    assert barrier.frozen("s0", 1, "", "") is None
+    assert barrier.frozen("s0", 1) is None
 
 
 def test_a_server_that_comes_back_is_told_where_the_cut_stands() -> None:
@@ -106,15 +106,25 @@ def test_a_server_that_comes_back_is_told_where_the_cut_stands() -> None:
     assert barrier.joined("s1") == [c.AdvanceServers(1, ((X, 3),), "s1")]
     barrier.held("s1", 1, {X: 3}, {X}, {X})
     assert barrier.joined("s0") == [c.CutServers(1, SAVE, "s0")]
-    barrier.frozen("s0", 1, "", "")
+    barrier.frozen("s0", 1)
     assert barrier.joined("s0") == [], "its part is done"
 
 
-def test_a_cut_that_could_not_be_written_says_why_and_the_next_one_starts_clean() -> None:
-    barrier = cuts("s0")
-    barrier.start(SAVE, 0)
-    barrier.held("s0", 1, {}, set(), set())
-    barrier.frozen("s0", 1, "", "disk full")
-    assert barrier.failed == "disk full"
-    barrier.start(SAVE, 0)
-    assert barrier.failed == ""
+def test_a_cut_that_has_yet_to_begin_gives_way_to_an_earlier_one() -> None:
+    barrier = cuts()
+    assert not barrier.gives_way_to(5, 3), "there is none"
+    barrier.start(VIEW, 7)
+    assert barrier.gives_way_to(5, 3)
+    assert not barrier.gives_way_to(7, 3), "not an earlier one"
+    assert not barrier.gives_way_to(0, 7), "its time has come"
+    barrier.held("s0", 1, {X: 3}, {X}, {X})
+    assert not barrier.gives_way_to(5, 3), "somebody holds already"
+
+
+def test_a_saved_cut_that_is_tried_again_is_still_one_that_lasts() -> None:
+    barrier = cuts()
+    barrier.start(SAVE, 7, lasting=True)
+    barrier.held("s0", 1, {X: 3}, {X}, set())
+    barrier.held("s1", 1, {X: 2}, {X}, set())
+    barrier.repaired({X: 3})
+    assert barrier.active is not None and barrier.active.lasting and barrier.active.purpose == SAVE

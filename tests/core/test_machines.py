@@ -79,7 +79,7 @@ class ShardsMachine(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS))
     def leave(self, worker: str) -> None:
-        self.hear(e.WorkerLeaving(worker))
+        self.hear(e.ReplicaLeaving(worker))
 
     @rule(data=st.data(), by=SMALL, stale=SMALL, worker=st.sampled_from([*WORKERS, ""]))
     def commit(self, data: st.DataObject, by: int, stale: int, worker: str) -> None:
@@ -290,7 +290,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        self.hear(e.WorkerLeaving(self.some(data, "worker").name))
+        self.hear(e.ReplicaLeaving(self.some(data, "worker").name))
 
     @rule(data=st.data(), stale=st.integers(0, 4), what=st.sampled_from(["commit"] * 4 + ["complete"] * 3 + ["return"]))
     def work(self, data: st.DataObject, stale: int, what: str) -> None:

@@ -196,21 +196,75 @@ def test_who_spoke_and_fell_silent_before_the_cluster_told_of_it_is_not_called_o
     assert out[0] == c.StopReplica(name("worker", 0), "silent for 30 s", 0.0), "and no crash is counted"
 
 
-@pytest.mark.parametrize("cause", [PREEMPTED, CRASHED, FINISHED, OUT_OF_MEMORY])
-def test_the_loss_of_a_server_ends_the_job_whatever_the_cause(cause: str) -> None:
-    house = House(workers=1, servers=1, crashes=9)
-    house.start("ps", 0)
-    (end,) = house.end(0, cause, role="ps")
-    assert isinstance(end, c.FinishJob) and end.outcome == "failed"
-    assert end.reason == "parameter server elasticdl-j-ps-0 is gone (exit code 1) and its parameters with it\nlast line"
+# Servers come back under their own name.
 
 
-def test_a_silent_server_is_not_replaced_by_an_empty_one() -> None:
+def test_a_lost_server_comes_back_under_its_own_name_and_its_loss_is_somebody_elses_to_deal_with() -> None:
+    house = House(workers=0, servers=2)
+    house.start("ps", 1)
+    out = house.end(1, PREEMPTED, role="ps")
+    assert launched(out) == [("ps", 1)]
+    assert house.replicas.lost_servers == ["elasticdl-j-ps-1 is gone: exit code 1"]
+
+
+def test_a_silent_server_is_stopped_and_launched_again_only_when_it_is_gone() -> None:
     house = House(workers=0, servers=1, reconnect_seconds=30.0)
     house.start("ps", 0)
     house.hear(e.ReplicaDropped(name("ps", 0), "inc-ps-0"))
     out = house.hear(e.TimePassed(), after=30.0)
-    assert [type(x) for x in out] == [c.StopReplica, c.FinishJob]
+    assert out == [c.StopReplica(name("ps", 0), "silent for 30 s", 0.0)]
+    assert house.replicas.lost_servers == [], "it is still there, and under its name"
+    assert launched(house.end(0, PREEMPTED, role="ps")) == [("ps", 0)]
+    assert house.replicas.lost_servers == ["elasticdl-j-ps-0 is gone: silent for 30 s"], "why, not how"
+    assert house.replicas.slots[0].crashes == 0
+
+
+@pytest.mark.parametrize("cause", [CRASHED, FINISHED])
+def test_a_server_that_crashes_too_often_ends_the_job_with_its_last_lines(cause: str) -> None:
+    house = House(workers=0, servers=1, crashes=9, server_crashes=1)
+    house.start("ps", 0)
+    out = house.end(0, cause, role="ps")
+    assert launched(out) == [] and "relaunch 1 of 1 after 1 s" in out[0].text  # type: ignore[attr-defined]
+    assert launched(house.hear(e.TimePassed(), after=1.0)) == [("ps", 0)]
+    second = e.ReplicaGone(name("ps", 0), "another uid", cause, "exit code 1", ("last line",))
+    assert house.hear(second) == [c.FinishJob("failed", "elasticdl-j-ps-0 failed 2 times: exit code 1\nlast line")]
+
+
+def test_a_preempted_server_costs_nothing_however_often() -> None:
+    house = House(workers=0, servers=1, server_crashes=0)
+    for life in range(20):
+        house.hear(e.ReplicaStarted(name("ps", 0), f"uid-{life}"))
+        out = house.hear(e.ReplicaGone(name("ps", 0), f"uid-{life}", PREEMPTED, "killed by SIGKILL"))
+        assert launched(out) == [("ps", 0)]
+
+
+def test_late_news_of_an_earlier_process_are_not_about_the_one_that_bears_its_name_now() -> None:
+    house = House(workers=0, servers=1)
+    house.start("ps", 0)
+    house.end(0, PREEMPTED, role="ps")
+    assert house.end(0, PREEMPTED, role="ps") == [], "before the new one has started"
+    house.hear(e.ReplicaStarted(name("ps", 0), "uid-ps-0"))
+    assert house.replicas.replicas[name("ps", 0)].state is State.LAUNCHED, "nor does the old one start again"
+    house.hear(e.ReplicaStarted(name("ps", 0), "the new uid"))
+    house.hear(e.ReplicaJoined(name("ps", 0), "the new one"))
+    assert house.end(0, CRASHED, role="ps") == []
+    assert house.replicas.joined("ps") and house.replicas.losses == 1
+
+
+def test_a_server_that_never_connects_counts_as_crashed_once_it_is_gone() -> None:
+    house = House(workers=0, servers=1, start_seconds=60.0)
+    house.start("ps", 0, joined=False)
+    out = house.hear(e.TimePassed(), after=60.0)
+    assert out == [c.StopReplica(name("ps", 0), "did not connect within 60 s", 0.0)]
+    house.end(0, PREEMPTED, role="ps")
+    assert house.replicas.slots[0].crashes == 1, "that it was then killed from outside does not excuse it"
+
+
+def test_a_server_that_ran_out_of_memory_comes_back_with_more() -> None:
+    house = House(workers=0, servers=1, server_crashes=0)
+    house.start("ps", 0)
+    (launch,) = [x for x in house.end(0, OUT_OF_MEMORY, role="ps") if isinstance(x, c.LaunchReplica)]
+    assert launch.memory_factor == 1.5
 
 
 # The master comes back.
@@ -240,12 +294,22 @@ def test_a_worker_that_died_while_the_master_was_away_is_replaced() -> None:
     assert launched(house.hear(e.MasterStarted())) == [("worker", 1)]
 
 
-def test_a_server_that_died_while_the_master_was_away_ends_the_job() -> None:
-    house = House(workers=1, servers=1)
+def test_a_server_that_died_while_the_master_was_away_comes_back() -> None:
+    house = House(workers=0, servers=1)
     house.start("ps", 0)
-    out = house.hear(e.MasterStarted())
-    assert [x.outcome for x in out if isinstance(x, c.FinishJob)] == ["failed"]
-    assert ("ps", 0) not in launched(out)
+    assert launched(house.hear(e.MasterStarted())) == [("ps", 0)]
+    assert house.replicas.lost_servers == ["elasticdl-j-ps-0 is gone: gone while the master was away"]
+
+
+def test_a_server_launched_by_the_master_before_is_not_taken_for_its_predecessor() -> None:
+    house = House(workers=0, servers=1)
+    house.start("ps", 0)
+    house.end(0, PREEMPTED, role="ps")
+    out = house.hear(e.MasterStarted((), ((name("ps", 0), "uid-ps-0"),)))
+    assert launched(out) == [("ps", 0)], "only its predecessor ended: the launch was never done"
+    house.hear(e.MasterStarted((), ((name("ps", 0), "the new uid"),)))
+    out = house.hear(e.ReplicaGone(name("ps", 0), "the new uid", PREEMPTED, "killed by SIGKILL"))
+    assert launched(out) == [("ps", 0)] and house.replicas.losses == 2
 
 
 def test_who_came_and_went_while_the_master_was_away_is_not_launched_under_its_name_again() -> None:

@@ -174,7 +174,7 @@ def test_only_batches_finish_a_training_shard() -> None:
 def test_a_leaving_worker_keeps_what_it_works_on_and_gets_nothing_more() -> None:
     table = Table()
     table.join("a")
-    table.hear(e.WorkerLeaving("a"))
+    table.hear(e.ReplicaLeaving("a"))
     table.hear(e.LeaseReturned("a", "train/0/1", 1, "the worker is leaving"))
     assert list(table.shards.leased) == ["train/0/0"]
     assert grants(table.commit("a", "train/0/0", 2)) == []
@@ -241,7 +241,7 @@ def test_a_bad_record_is_found_by_halves_and_set_aside() -> None:
     table.join("a", capacity=1)
     told = search(table, "a", "train/0/0", {3})
     assert [b.record for b in table.shards.bad_records] == [3]
-    assert "record 3 of a.rec crashes its worker and is set aside (1 so far)" in texts(told)
+    assert "record 3 of a.rec cannot be trained and is set aside (1 so far)" in texts(told)
     assert table.shards.trained_out and table.shards.done_records == 12, "its batch counts as trained without it"
 
 
@@ -251,7 +251,7 @@ def test_a_bad_record_fails_the_job_by_name_unless_skipping_is_allowed() -> None
     table.commit("a", "train/0/0", 1)
     (end,) = [x for x in search(table, "a", "train/0/0", {3}) if isinstance(x, c.FinishJob)]
     assert end.outcome == "failed"
-    assert "record 3 of a.rec crashes its worker, and --max_bad_records=0 allows no more" in end.reason
+    assert "record 3 of a.rec cannot be trained, and --max_bad_records=0 allows no more" in end.reason
     assert "ValueError: 7" in end.reason
 
 
@@ -372,6 +372,6 @@ def test_a_lease_that_servers_refuse_again_and_again_fails_the_job_with_their_re
 def test_leases_that_a_leaving_worker_gives_back_are_no_refusals() -> None:
     table = Table()
     table.join("a")
-    table.shards.handle(e.WorkerLeaving("a"), 1.0)
+    table.shards.handle(e.ReplicaLeaving("a"), 1.0)
     table.shards.handle(e.LeaseReturned("a", "train/0/0", 1, "the worker is leaving"), 1.0)
     assert [s.refusals for s in table.shards.waiting] == [0]
