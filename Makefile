@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 SOURCES := pyproject.toml constraints.txt $(wildcard native/*)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint test-kills test-zoo test-backends bench docs clean
+.PHONY: demo test lint test-kills test-chaos test-zoo test-backends bench docs clean
 
 demo: $(VENV)/.demo  ## Train MNIST on local processes and kill workers on the way.
 	$(BIN)/python scripts/demo.py
@@ -19,6 +19,9 @@ lint: $(VENV)/.dev
 
 test-kills: $(VENV)/.dev  ## 20 jobs whose workers are killed, 5 whose master is killed too, each audited.
 	$(BIN)/python -m tests.processes.kills --runs 20 --master_runs 5 --report build/kills.json
+
+test-chaos: $(VENV)/.dev  ## 100 jobs under seeded chaos, each audited; a real model's metric under chaos against its spread.
+	$(BIN)/python -m tests.processes.chaos --runs 100 --metric_runs 3 --report build/chaos.json
 
 test-zoo: $(VENV)/.dev  ## Whole MNIST jobs: one worker, two, and one killed every few seconds.
 	$(BIN)/python -m pytest -q tests/zoo -m long

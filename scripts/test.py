@@ -50,7 +50,7 @@ LEVELS = (
     Level("frameworks", 90, (_pytest("tests/frameworks"),)),
     Level("docs", 10, (_pytest("tests/docs"),)),
     Level("cli", 170, (_pytest("tests/cli"),)),
-    Level("processes", 220, (_pytest("tests/processes"),)),
+    Level("processes", 260, (_pytest("tests/processes"),)),
     Level("zoo", 105, (_pytest("tests/zoo"),)),
 )
 

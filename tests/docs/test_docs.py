@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cli import data, flags, jobs
+from elasticdl.cli.chaos import command as chaos
 from elasticdl.cli.main import GROUPS, LOOKING_AFTER, NOT_BUILT, main
 from elasticdl.core.plan import Kind
 from elasticdl.job import names
@@ -21,7 +22,7 @@ from tests.docs import pages
 from tests.docs.pages import DOCS, PAGES, ROOT, Command, name_of
 
 COMMANDS = [command for page in PAGES for command in pages.commands(page)]
-MADE_LATER = {"build/kills.json"}  # by `make test-kills`, which takes a while
+MADE_LATER = {"build/kills.json", "build/chaos.json"}  # by `make test-kills` and `make test-chaos`, which take a while
 OTHER_FLAGS = {"pdeathsig", "flag", "num_w"}  # of another program; a stand-in; one that must not be taken for another
 
 
@@ -29,6 +30,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"elasticdl {command}")
     if command == "data":
         data.add_arguments(parser)
+    elif command == "chaos":
+        chaos.add_arguments(parser)
     else:
         jobs.add_arguments(command, parser)
     return parser
@@ -76,7 +79,7 @@ def test_the_readme_shows_the_command_of_the_first_tutorial_on_local_processes()
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_flag_that_a_page_names_exists(page: Path) -> None:
     known = {*spellings(), *flags.OPTIONS, "version", *OTHER_FLAGS}
-    known |= {option for command in (*LOOKING_AFTER, "data") for option in _options(_parser(command))}
+    known |= {option for command in (*LOOKING_AFTER, "chaos", "data") for option in _options(_parser(command))}
     assert pages.flags(page) <= known, pages.flags(page) - known
 
 
