@@ -49,11 +49,12 @@ class Evaluation:
         return not self.records or (self.current is None and bool(self.done) and self.done[-1][0] == version)
 
     def go_back(self, version: int) -> None:
-        """Versions above this one never were: forget their metrics, and the round that is under way."""
+        """Versions above this one never were: forget their metrics, and the view of the round that is under way."""
+        interrupted = self.current is not None and self.current.version <= version
         self.current = None
         self.done = [d for d in self.done if d[0] <= version]
         if self.every:
-            self.next_at = (version // self.every + 1) * self.every
+            self.next_at = version if interrupted else (version // self.every + 1) * self.every
 
     def opened(self, cut: int, version: int) -> tuple[Shard, ...]:
         """A view is pinned: the shards of its round."""

@@ -1,0 +1,554 @@
+"""A server is lost: everybody goes back to the newest checkpoint, and what was said before does not count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticdl.core import commands as c
+from elasticdl.core import events as e
+from elasticdl.core.checkpoints import Schedule
+from elasticdl.core.plan import EpochDone, Position
+from elasticdl.core.replicas import CRASHED, PREEMPTED, Budget
+from tests.core.invariants import check_clock
+from tests.core.playing import PS0, PS1, STATE, W0, W1, Play, of
+
+EVERY_4 = Schedule(steps=4)
+SOON = Schedule(seconds=10.0)
+
+
+def texts(commands: list[c.Command]) -> str:
+    return "\n".join(x.text for x in of(c.Announce, commands))
+
+
+def saved_at_4(records: int = 40, servers: int = 2, **more: Any) -> Play:
+    """A job with a checkpoint of version 4 that has gone on to version 6: shard a is done, b is at 1, c untouched."""
+    play = Play(records=records, per_shard=3, servers=servers, workers=1, schedule=EVERY_4, **more)
+    play.everybody()
+    play.commit("train/0/0", 3)
+    play.commit("train/0/1", 1)
+    play.save()
+    play.commit("train/0/1", 3)
+    assert play.job.checkpoints.newest.position.version == 4 and play.job.shards.version == 6
+    return play
+
+
+def finish(play: Play) -> None:
+    """Train what is left, with all checkpoints that come on the way."""
+    for _ in range(100):
+        play.train_out()
+        if play.job.cuts.active is None:
+            return
+        play.save()
+    raise AssertionError("the job does not end")
+
+
+# Checkpoints while training.
+
+
+def test_a_checkpoint_is_cut_exactly_at_its_step_and_training_goes_on_while_it_is_written() -> None:
+    play = Play(records=40, per_shard=3, schedule=EVERY_4)
+    out = play.everybody()
+    assert c.HoldServers(1, 4) in out, "told ahead"
+    play.commit("train/0/0", 3)
+    play.commit("train/0/1", 1)
+    assert c.CutServers(1, "save") in play.hold(1, a=3, b=1)
+    assert c.ReleaseServers(1) in play.freeze(1), "from here on the servers write in the background"
+    play.commit("train/0/1", 2)
+    play.write(1)
+    out = play.publish()
+    assert "the checkpoint of version 4 is in /c/version-4" in texts(out)
+    assert c.SettleSave(1, "/c/version-4") in out and c.HoldServers(2, 8) in out
+
+
+def test_the_position_of_a_checkpoint_is_the_one_of_its_cut_with_batches_nobody_had_reported_yet() -> None:
+    play = Play(records=40, per_shard=3, schedule=SOON)
+    play.everybody()
+    play.commit("train/0/0", 1)
+    play.hear(e.TimePassed(), after=10.0)
+    play.hold(1, a=3, b=1)  # two batches of a and one of b are applied, and their report is on its way
+    play.freeze(1)
+    play.commit("train/0/0", 3)
+    play.commit("train/0/1", 3)
+    play.commit("train/0/2", 1)
+    asked = of(c.PublishCheckpoint, play.write(1))[0]
+    assert asked.position == Position(4, (0, 2), {"train/0/1": (1, 3)}, {0: EpochDone(4, 8)}), (
+        "a is done, though it was not reported; b stands at 1, though more was done since"
+    )
+    play.publish()
+    play.end(PS0, PREEMPTED)
+    play.join(PS0)
+    assert {s.id: s.next_batch for s in play.job.shards.leased.values()} == {"train/0/1": 1, "train/0/2": 0}
+    finish(play)
+    assert play.job.shards.done_records == 40 and play.job.outcome == "succeeded"
+
+
+def test_by_the_clock_a_checkpoint_comes_without_any_event_of_its_own() -> None:
+    play = Play(records=40, schedule=SOON)
+    play.everybody()
+    play.commit("train/0/0", 1)
+    due = play.job.deadline()
+    assert due is not None and due <= play.now + 10
+    assert c.HoldServers(1, 0) in play.hear(e.TimePassed(), after=due - play.now)
+    check_clock(play.job, play.now)
+
+
+def test_a_checkpoint_by_the_clock_takes_the_turn_of_an_evaluation_that_is_far_away() -> None:
+    play = Play(records=40, schedule=SOON, validation_records=2, evaluation_steps=15)
+    play.everybody()
+    play.commit("train/0/0", 1)
+    out = play.hear(e.TimePassed(), after=10.0)
+    assert of(c.ReleaseServers, out)[0].cut == 1 and c.HoldServers(2, 0) in out
+    play.save()
+    assert play.job.cuts.active is not None and play.job.cuts.active.purpose == "view", "and then it is its turn again"
+
+
+def test_a_disk_that_is_full_is_told_and_the_checkpoint_before_stays() -> None:
+    play = saved_at_4()
+    play.commit("train/0/2", 2)
+    play.hold(2, c=2)
+    play.freeze(2)
+    out = play.write(2, "No space left on device")
+    assert texts(out) == (
+        f"the checkpoint could not be written ({PS0}: No space left on device); training goes on, "
+        "version 4 (/c/version-4) stays"
+    )
+    assert c.SettleSave(2, "") in out and not play.job.outcome
+    play.end(PS0, PREEMPTED)
+    assert play.job.shards.version == 4
+
+
+def test_a_manifest_that_cannot_be_written_is_no_reason_to_stop_training_either() -> None:
+    play = saved_at_4()
+    play.commit("train/0/2", 2)
+    play.hold(2, c=2)
+    play.freeze(2)
+    play.write(2)
+    assert "could not be written (disk full); training goes on" in texts(play.publish("disk full"))
+    play.commit("train/0/2", 3)
+    play.train_out()
+    assert play.job.shards.trained_out
+
+
+def test_the_last_checkpoint_that_the_user_asked_for_is_on_disk_before_the_job_ends() -> None:
+    play = Play(records=8, minibatch=2, per_shard=4, schedule=EVERY_4)
+    play.everybody()
+    play.commit("train/0/0", 4)
+    play.hold(1)
+    play.freeze(1)
+    assert not play.job.outcome, "the servers write version 4, which is the last"
+    play.write(1)
+    assert not play.job.outcome
+    out = play.publish()
+    assert play.job.outcome == "succeeded" and of(c.DeleteCheckpoints, out) == []
+
+
+def test_what_is_written_only_for_the_servers_sake_does_not_keep_a_job_from_ending() -> None:
+    play = Play(records=8, minibatch=2, per_shard=4, schedule=SOON)
+    play.everybody()
+    play.commit("train/0/0", 1)
+    play.hear(e.TimePassed(), after=10.0)
+    play.hold(1, a=1)
+    play.freeze(1)
+    play.commit("train/0/0", 4)
+    assert play.job.outcome == "succeeded"
+
+
+# Going back.
+
+
+def test_a_lost_server_comes_back_and_everybody_goes_back_to_the_newest_checkpoint() -> None:
+    play = saved_at_4()
+    leases = {(s.worker, s.id, s.attempt) for s in play.job.shards.leased.values()}
+    out = play.end(PS1, PREEMPTED, "killed by SIGKILL")
+    assert [(x.role, x.index) for x in of(c.LaunchReplica, out)] == [("ps", 1)]
+    assert {(x.worker, x.shard, x.attempt) for x in of(c.RevokeLease, out)} == leases
+    assert c.TellMembers() in out, "workers hear that the servers are not all there"
+    assert (
+        f"{PS1} is gone: killed by SIGKILL; everybody goes back from version 6 to version 4 (/c/version-4) "
+        "and trains on from there"
+    ) in texts(out)
+    at = Position(4, (0, 3), {"train/0/1": (1, 3), "train/0/2": (0, 3)}, {0: EpochDone(4, 8)})
+    assert of(c.RestoreServer, out) == [c.RestoreServer(PS0, 2, "/c/version-4", at, 2)], "the survivor too"
+    assert play.job.repeated == 2
+    assert not play.job.shards.leased and play.job.shards.paused
+
+
+def test_there_is_work_again_only_when_every_server_stands_on_the_new_timeline() -> None:
+    play = saved_at_4()
+    play.end(PS1, PREEMPTED)
+    play.hear(e.ReplicaStarted(PS1, play.uid(PS1)))
+    out = play.hear(e.ReplicaJoined(PS1, play.incarnation(PS1), "at", timeline=0))
+    assert [(x.server, x.timeline) for x in of(c.RestoreServer, out)] == [(PS1, 2)]
+    assert of(c.GrantLease, play.restored(PS1)) == [], "the survivor is not back yet"
+    out = play.restored(PS0)
+    assert [g.shard for g in of(c.GrantLease, out)] == ["train/0/1", "train/0/2"]
+    assert c.TellMembers() in out
+
+
+def test_leases_after_a_rollback_are_newer_than_any_before_it() -> None:
+    play = saved_at_4()
+    for _ in range(3):
+        play.hear(e.LeaseReturned(W0, "train/0/2", play.job.shards.leased["train/0/2"].attempt, "why"))
+    before = play.job.shards.highest_attempt
+    assert before > 1
+    play.end(PS0, PREEMPTED)
+    play.join(PS0)
+    play.restored(PS1)
+    assert min(s.attempt for s in play.job.shards.leased.values()) > before
+
+
+def test_reports_of_the_old_timeline_do_not_count() -> None:
+    play = saved_at_4()
+    old = {s.id: s.attempt for s in play.job.shards.leased.values()}
+    play.end(PS0, PREEMPTED)
+    play.hear(e.BatchesCommitted(W0, "train/0/2", old["train/0/2"], 1))
+    assert play.job.shards.version == 4, "while going back"
+    play.join(PS0)
+    play.restored(PS1)
+    play.hear(e.BatchesCommitted(W0, "train/0/2", old["train/0/2"], 1))
+    assert play.job.shards.version == 4, "nor afterwards"
+    holding = e.Holding("train/0/2", old["train/0/2"], 2)
+    play.hear(e.ReplicaJoined(W0, play.incarnation(W0), "", (holding,), 2))
+    assert play.job.shards.version == 4, "nor from who was away all the time"
+    play.hear(e.ServerRestored(PS0, 1))
+    play.hear(e.ServerRestored(PS0, 1, "damaged"))
+    assert play.job.checkpoints.timeline == 2 and not play.job.outcome
+
+
+def test_news_of_the_servers_earlier_life_do_not_cost_another_rollback() -> None:
+    play = saved_at_4()
+    gone = e.ReplicaGone(PS0, play.uid(PS0), PREEMPTED, "killed by SIGKILL")
+    play.end(PS0, PREEMPTED)
+    play.hear(gone)
+    play.join(PS0)
+    play.hear(gone)
+    assert play.job.checkpoints.timeline == 2 and play.job.replicas.losses == 1
+
+
+def test_two_servers_lost_at_once_mean_two_timelines_and_the_same_place() -> None:
+    play = saved_at_4()
+    play.end(PS0, PREEMPTED)
+    play.end(PS1, PREEMPTED)
+    assert play.job.checkpoints.timeline == 3 and play.job.shards.version == 4
+    assert play.job.repeated == 2, "what was lost was lost once"
+    play.join(PS0)
+    play.join(PS1)
+    finish(play)
+    assert play.job.outcome == "succeeded" and play.job.shards.done_records == 40
+
+
+def test_before_the_first_checkpoint_everything_is_trained_again() -> None:
+    play = Play(records=40, servers=1, schedule=EVERY_4)
+    play.everybody()
+    play.commit("train/0/0", 1)
+    out = play.end(PS0, PREEMPTED)
+    assert "goes back from version 1 to version 0, the beginning" in texts(out)
+    play.join(PS0)
+    assert [(s.id, s.next_batch) for s in play.job.shards.leased.values()] == [("train/0/0", 0), ("train/0/1", 0)]
+
+
+def test_a_cut_and_a_checkpoint_under_way_are_forgotten_with_their_timeline() -> None:
+    play = saved_at_4()
+    play.commit("train/0/2", 2)
+    play.hold(2, c=2)
+    play.freeze(2)
+    play.end(PS1, PREEMPTED)
+    assert play.job.checkpoints.writing is None and play.job.cuts.active is None
+    play.hear(e.ServerWrote(PS0, 2, "f0"))
+    play.join(PS1)
+    play.restored(PS0)
+    play.hear(e.ServerWrote(PS1, 2, "f1"))
+    assert [x.cut for x in of(c.PublishCheckpoint, play.all)] == [1]
+    assert play.job.checkpoints.newest.position.version == 4
+
+
+def test_a_checkpoint_published_into_a_timeline_that_was_over_is_removed_again() -> None:
+    play = saved_at_4()
+    play.commit("train/0/2", 2)
+    play.hold(2, c=2)
+    play.freeze(2)
+    play.write(2)
+    play.end(PS1, PREEMPTED)
+    assert play.publish() == [c.DeleteCheckpoints(("/c/version-8",))], "or it would pass for the newest one"
+    assert play.job.checkpoints.newest.position.version == 4
+
+
+# Whose fault it was.
+
+
+def test_a_server_that_fails_has_a_budget_of_its_own() -> None:
+    play = saved_at_4(budget=Budget(crashes=9, server_crashes=1))
+    play.end(PS0, CRASHED, "exit code 1")
+    assert not play.job.outcome
+    play.hear(e.TimePassed())
+    play.join(PS0)
+    play.restored(PS1)
+    play.end(PS0, CRASHED, "exit code 1")
+    assert play.job.outcome == "failed" and play.job.reason.startswith(f"{PS0} failed 2 times: exit code 1")
+
+
+def test_a_worker_that_falls_over_the_rollback_costs_neither_its_budget_nor_a_record() -> None:
+    play = saved_at_4(budget=Budget(crashes=0))
+    play.end(PS0, PREEMPTED)
+    play.end(W0, CRASHED, "exit code 1")
+    assert not play.job.outcome and not play.job.shards.searches
+    assert not any(s.strikes for s in play.job.shards.waiting)
+
+
+def test_nobody_is_hung_while_servers_go_back() -> None:
+    play = saved_at_4(budget=Budget(hang_seconds=100.0))
+    play.end(PS0, PREEMPTED)
+    play.hear(e.TimePassed(), after=1000.0)
+    assert of(c.StopReplica, play.all) == []
+
+
+# Evaluation, audit and export.
+
+
+def test_metrics_of_versions_that_never_were_are_forgotten() -> None:
+    play = Play(records=40, per_shard=3, schedule=EVERY_4, validation_records=2, evaluation_steps=3)
+    play.join(PS0)
+    play.join(W0, capacity=20)
+    play.commit("train/0/0", 3)
+
+    def evaluate(number: int, metrics: str) -> None:
+        cut = play.job.cuts.active
+        assert cut is not None and cut.purpose == "view"
+        mine = {s.id: s.next_batch for s in play.job.shards.open_training()}
+        play.hear(e.ServerHeld(PS0, cut.number, tuple(mine.items())))
+        play.freeze(cut.number)
+        play.complete(f"evaluate/{number}/0", '"a"')
+        play.complete(f"summarize/{number}/0", metrics)
+
+    evaluate(1, '{"loss": 3}')
+    play.commit("train/0/1", 1)
+    play.save()
+    play.commit("train/0/1", 3)
+    evaluate(2, '{"loss": 2}')
+    assert [v for v, _ in play.job.evaluation.done] == [3, 6]
+    play.end(PS0, PREEMPTED)
+    assert play.job.evaluation.done == [(3, '{"loss": 3}')]
+    play.join(PS0)
+    assert play.job.cuts.active is not None and (play.job.cuts.active.purpose, play.job.cuts.active.at) == ("view", 6)
+
+
+def test_a_round_that_was_under_way_is_held_again_where_everybody_went_back_to() -> None:
+    play = Play(records=40, per_shard=2, schedule=EVERY_4, validation_records=2, evaluation_steps=4)
+    play.everybody()
+    play.commit("train/0/0", 2)
+    play.commit("train/0/1", 2)
+    play.hold(1)
+    play.freeze(1)
+    play.save()
+    assert play.job.evaluation.current is not None and play.job.checkpoints.newest.position.version == 4
+    play.end(PS0, PREEMPTED)
+    play.join(PS0)
+    cut = play.job.cuts.active
+    assert cut is not None and (cut.purpose, cut.at) == ("view", 4), "its view went with the server"
+
+
+def test_an_export_is_made_anew_of_the_model_that_survives() -> None:
+    play = Play(records=8, per_shard=4, schedule=SOON, export=True)
+    play.everybody()
+    play.train_out()
+    lease = play.job.shards.leased["export/0/0"]
+    out = play.end(PS0, PREEMPTED)
+    assert [x.shard for x in of(c.RevokeLease, out)] == ["export/0/0"]
+    play.hear(e.ShardCompleted(W0, "export/0/0", lease.attempt, "/models/m"))
+    assert play.job.exported == "", "of a model that is lost"
+    play.join(PS0)
+    play.train_out()
+    assert play.job.shards.leased["export/0/0"].attempt > lease.attempt
+    play.complete("export/0/0", "/models/m")
+    assert play.job.outcome == "succeeded"
+
+
+def test_an_audit_is_made_anew_too() -> None:
+    play = Play(records=8, per_shard=4, audit=True, export=True)
+    play.everybody()
+    play.train_out()
+    play.complete("audit/0/0", "exact")
+    play.end(PS0, PREEMPTED)
+    assert play.job.audited == ""
+    play.join(PS0)
+    play.train_out()
+    assert "audit/0/0" in play.job.shards.leased
+
+
+# Damage.
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_saying_so() -> None:
+    play = saved_at_4()
+    play.commit("train/0/2", 2)
+    play.save()
+    play.end(PS1, PREEMPTED)
+    assert play.job.shards.version == 8
+    out = play.restored(PS0, error="/c/version-8/ps-0-of-2.0.safetensors: its checksum is wrong")
+    assert (
+        "the checkpoint of version 8 (/c/version-8) cannot be used: /c/version-8/ps-0-of-2.0.safetensors: its checksum "
+        "is wrong"
+    ) in texts(out)
+    assert "goes back from version 8 to version 4 (/c/version-4)" in texts(out)
+    assert play.job.checkpoints.timeline == 3, "who stands at version 8 already must go back too"
+    play.join(PS1)
+    play.restored(PS0)
+    assert play.job.shards.version == 4 and not play.job.shards.paused
+
+
+def test_when_no_checkpoint_can_be_read_the_job_begins_anew() -> None:
+    play = saved_at_4()
+    play.end(PS1, PREEMPTED)
+    play.restored(PS0, error="damaged")
+    assert play.job.shards.version == 0 and not play.job.outcome
+
+
+def test_a_job_that_began_with_a_checkpoint_cannot_do_without_it() -> None:
+    play = Play(records=40)
+    play.job.checkpoints.known[0].directory = "/other/version-50"
+    play.hear(e.ReplicaStarted(PS0, play.uid(PS0)))
+    play.hear(e.ReplicaJoined(PS0, play.incarnation(PS0), "at"))
+    out = play.restored(PS0, error="/other/version-50/ps-0-of-1.0.safetensors: No such file")
+    assert of(c.FinishJob, out)[0].reason == (
+        f"{PS0} cannot go back to version 0 (/other/version-50): /other/version-50/ps-0-of-1.0.safetensors: No such file"
+    )
+
+
+# SIGTERM of a server.
+
+
+def test_a_server_that_is_told_to_go_is_saved_first_and_nothing_is_lost() -> None:
+    play = saved_at_4()
+    out = play.hear(e.ReplicaLeaving(PS1))
+    assert f"{PS1} is told to go: its part is saved first" in texts(out)
+    (hold,) = of(c.HoldServers, out)
+    assert hold.at == 0, "at once"
+    play.hold(hold.cut, c=1)
+    assert of(c.ReleaseServers, play.freeze(hold.cut)) == [], "it is the last thing that these servers do"
+    play.write(hold.cut)
+    out = play.publish()
+    assert c.StopReplica(PS1, "told to go; its part is saved", 0.0) in out
+    out = play.end(PS1, PREEMPTED, "killed by SIGKILL")
+    assert f"{PS1} is gone: told to go; its part is saved; everybody goes on from version 7 (/c/version-7)" in texts(out)
+    assert play.job.repeated == 0 and play.job.shards.version == 7
+    assert not play.job.servers_leaving
+    play.join(PS1)
+    play.restored(PS0)
+    finish(play)
+    assert play.job.outcome == "succeeded"
+
+
+def test_a_server_that_is_told_to_go_goes_even_where_it_cannot_be_saved() -> None:
+    play = saved_at_4()
+    (hold,) = of(c.HoldServers, play.hear(e.ReplicaLeaving(PS1)))
+    play.hold(hold.cut)
+    play.freeze(hold.cut)
+    out = play.write(hold.cut, "disk full")
+    assert c.StopReplica(PS1, "told to go", 0.0) in out
+    play.end(PS1, PREEMPTED)
+    assert play.job.shards.version == 4, "the checkpoint before"
+
+
+def test_a_server_that_does_not_wait_for_its_part_to_be_saved_is_a_server_lost() -> None:
+    play = saved_at_4()
+    play.hear(e.ReplicaLeaving(PS1))
+    play.end(PS1, PREEMPTED, "killed by SIGTERM")
+    assert play.job.shards.version == 4 and not play.job.servers_leaving
+    play.join(PS1)
+    play.restored(PS0)
+    finish(play)
+    assert play.job.outcome == "succeeded"
+
+
+# Stopping.
+
+
+def test_a_stop_waits_for_the_checkpoint_that_is_being_written_and_then_takes_its_own() -> None:
+    play = saved_at_4()
+    play.commit("train/0/2", 2)
+    play.hold(2, c=2)
+    play.freeze(2)
+    play.commit("train/0/2", 3)
+    assert of(c.HoldServers, play.hear(e.StopRequested("enough"))) == [], "one at a time"
+    play.write(2)
+    out = play.publish()
+    assert not play.job.outcome and [x.at for x in of(c.HoldServers, out)] == [0]
+    play.save()
+    assert play.job.reason == "enough; the checkpoint holds version 9"
+
+
+def test_a_stop_while_going_back_leaves_the_checkpoint_that_everybody_goes_back_to() -> None:
+    play = saved_at_4()
+    play.end(PS1, PREEMPTED)
+    out = play.hear(e.StopRequested("enough"))
+    assert out == [c.FinishJob("stopped", "enough; the checkpoint holds version 4")]
+    assert play.job.checkpoint == "/c/version-4"
+
+
+def test_a_stop_while_going_back_to_the_beginning_says_what_that_means() -> None:
+    play = Play(records=40)
+    play.everybody()
+    play.commit("train/0/0", 1)
+    play.end(PS0, PREEMPTED)
+    out = play.hear(e.StopRequested("enough"))
+    assert out == [c.FinishJob("stopped", "enough; what was trained is lost with a server")]
+
+
+def test_a_server_lost_while_a_stop_is_saved_ends_in_the_checkpoint_before() -> None:
+    play = saved_at_4()
+    play.hear(e.StopRequested("enough"))
+    play.end(PS1, PREEMPTED)
+    assert not play.job.outcome
+    play.join(PS1)
+    play.restored(PS0)
+    play.save()
+    assert play.job.outcome == "stopped"
+    assert play.job.reason == "enough; the checkpoint holds version 4"
+
+
+# The journal.
+
+
+@pytest.mark.parametrize("when", ["going back", "writing", "publishing", "leaving"])
+def test_the_state_survives_the_journal_and_its_written_form(when: str) -> None:
+    play = saved_at_4()
+    if when == "going back":
+        play.end(PS1, PREEMPTED)
+    elif when == "leaving":
+        play.hear(e.ReplicaLeaving(PS1))
+    else:
+        play.commit("train/0/2", 2)
+        play.hold(2, c=2)
+        play.freeze(2)
+        if when == "publishing":
+            play.write(2)
+    assert play.replayed() == play.job
+    assert STATE.validate_json(STATE.dump_json(play.job)) == play.job
+
+
+def test_a_master_that_comes_back_tells_servers_again_what_they_have_to_write() -> None:
+    play = saved_at_4()
+    play.commit("train/0/2", 2)
+    play.hold(2, c=2)
+    play.freeze(2)
+    play.hear(e.ServerWrote(PS0, 2, "f0"))
+    play.hear(e.MasterStarted(((PS0, play.uid(PS0)), (PS1, play.uid(PS1)), (W0, play.uid(W0)))))
+    assert of(c.CutServers, play.join(PS0)) == [], "its part is known to be written"
+    assert of(c.CutServers, play.join(PS1)) == [c.CutServers(2, "save", PS1)]
+    play.hear(e.ServerWrote(PS1, 2, "f1"))
+    play.publish()
+    assert play.job.checkpoints.newest.position.version == 8
+
+
+def test_recovery_is_counted_until_anything_moves_again() -> None:
+    play = saved_at_4()
+    play.end(PS1, PREEMPTED)
+    lost = play.now
+    play.join(PS1)
+    play.restored(PS0)
+    play.commit("train/0/1", 2)
+    recovery = play.job.recoveries[-1]
+    assert recovery.server and recovery.replica == PS1 and recovery.seconds == play.now - lost
+    assert W1 not in play.job.replicas.replicas, "no worker was replaced for it"
