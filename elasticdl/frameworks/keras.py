@@ -219,6 +219,11 @@ def _check_variables(variables: Sequence[Any], code: ModelFile) -> None:
                 f"variable {v.path!r} is {v.dtype}; ElasticDL trains float32 variables",
                 "Build the layer with dtype float32 (or mixed_float16, whose variables are float32).",
             )
+        if v.trainable and v.constraint is not None:
+            what = (
+                f"variable {v.path!r} has the constraint {type(v.constraint).__name__}, which the servers do not apply"
+            )
+            raise ModelError(code.path, what, "Leave the constraint out, or use a regularizer.")
 
 
 def read_flat(variables: Sequence[Any]) -> FloatArray:

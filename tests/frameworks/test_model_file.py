@@ -94,6 +94,7 @@ def test_what_cannot_be_found_is_a_usage_error(zoo: Path, changes: dict[str, str
         (GOOD + "\ndef callbacks(): return [keras.callbacks.EarlyStopping()]\n", "EarlyStopping is not supported"),
         (GOOD + "\ndef callbacks(): return 3\n", "callbacks returned int, not a list of callbacks"),
         (GOOD.replace("Dense(units)", "Dense(units, dtype='float64')"), "kernel' is float64"),
+        (GOOD.replace("Dense(units)", "Dense(units, kernel_constraint='non_neg')"), "has the constraint NonNeg"),
     ],
 )
 def test_what_is_wrong_with_a_model_file_is_said(zoo: Path, text: str, message: str) -> None:

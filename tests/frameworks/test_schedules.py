@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
@@ -269,3 +270,21 @@ def test_importing_the_callbacks_imports_no_framework() -> None:
     script = "import sys, elasticdl.callbacks; print([m for m in ('torch', 'keras', 'numpy') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("example", "rates"),
+    [
+        (0, {(0, 0): 0.001, (5000, 0): 0.0005, (10_000, 0): 0.0}),
+        (1, {(0, 0): 0.1, (0, 9): 0.1, (0, 11): 0.081}),
+        (2, {(0, 0): 0.1, (999, 5): 0.1, (1000, 0): 0.01}),
+        (3, {(0, 0): 0.001, (77, 29): 0.001, (0, 30): 0.0001}),
+    ],
+)
+def test_the_examples_of_the_page_give_the_rates_they_promise(
+    zoo: Path, example: int, rates: dict[tuple[int, int], float]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text()
+    text = re.findall(r"```python\n(.*?)```", page, flags=re.S)[example]
+    schedule = schedule_of(zoo, (KERAS if "keras" in text else TORCH) + text)
+    assert {at: schedule.rate(*at) for at in rates} == pytest.approx(rates, abs=1e-8)
