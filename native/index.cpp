@@ -81,6 +81,52 @@ void Index::insert(int64_t id, uint32_t slot) {
   ++segments_[owners_[entry]].count;
 }
 
+Index::Position Index::position(int64_t id) const {
+  const uint64_t hash = place_hash(id);
+  Bucket* buckets = directory_[directory_entry(hash)];
+  for (uint32_t at = static_cast<uint32_t>(hash) & mask_;; at = (at + 1) & mask_) {
+    for (uint32_t i = 0; i < buckets[at].count; ++i) {
+      if (buckets[at].keys[i] == id) return {buckets, at, i};
+    }
+  }
+}
+
+void Index::move(int64_t id, uint32_t slot) {
+  const Position found = position(id);
+  found.buckets[found.bucket].slots[found.key] = slot;
+}
+
+// No mark is left behind: while the bucket with the gap had been full, ids may have been pushed past it, and the first
+// of those is drawn back into the gap, which opens one where it was.
+void Index::erase(int64_t id) {
+  const Position found = position(id);
+  Bucket* buckets = found.buckets;
+  uint32_t gap = found.bucket;
+  bool full = buckets[gap].count == kBucketKeys;
+  const auto take_out = [&](uint32_t bucket, uint32_t key) {
+    Bucket& from = buckets[bucket];
+    const uint32_t last = --from.count;
+    from.keys[key] = from.keys[last];
+    from.slots[key] = from.slots[last];
+  };
+  take_out(gap, found.key);
+  for (uint32_t at = (gap + 1) & mask_; full; at = (at + 1) & mask_) {
+    Bucket& bucket = buckets[at];
+    full = bucket.count == kBucketKeys;  // ids were pushed past this one too
+    for (uint32_t i = 0; i < bucket.count; ++i) {
+      const uint32_t home = static_cast<uint32_t>(place_hash(bucket.keys[i])) & mask_;
+      if (((at - home) & mask_) < ((at - gap) & mask_)) continue;  // its way does not lead over the gap
+      Bucket& to = buckets[gap];
+      to.keys[to.count] = bucket.keys[i];
+      to.slots[to.count++] = bucket.slots[i];
+      take_out(at, i);
+      gap = at;
+      break;
+    }
+  }
+  --segments_[owners_[directory_entry(place_hash(id))]].count;
+}
+
 void Index::widen() {
   Segment& old = segments_.front();
   const size_t buckets = (size_t{mask_} + 1) * 2;

@@ -37,6 +37,8 @@ class Index {
   IndexHead head() const { return {directory_.data(), 63 - depth_, mask_}; }
   uint32_t find(int64_t id) const;
   void insert(int64_t id, uint32_t slot);  // the id must be absent; throws before anything changed
+  void erase(int64_t id);                  // the id must be there
+  void move(int64_t id, uint32_t slot);    // the same; another slot for it
   size_t bytes() const { return segments_.size() * (size_t{mask_} + 1) * sizeof(Bucket); }
 
  private:
@@ -49,6 +51,11 @@ class Index {
   };
 
   Segment make_segment(size_t number, unsigned depth, size_t buckets) const;
+  struct Position {
+    Bucket* buckets;
+    uint32_t bucket, key;
+  };
+  Position position(int64_t id) const;  // of an id that is there
   size_t directory_entry(uint64_t hash) const { return (hash >> 1) >> (63 - depth_); }
   void widen();               // one segment below 2 MiB: twice the buckets
   void split(uint64_t hash);  // the segment of this hash: two segments

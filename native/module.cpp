@@ -49,6 +49,8 @@ auto give(std::unique_ptr<T[]> data, const size_t (&shape)[Dims]) {
   return nb::ndarray<nb::numpy, T, nb::ndim<Dims>>(data.release(), Dims, shape, owner);
 }
 
+constexpr uint32_t kMaxAdmitAfter = 1u << 24;  // counts are exact floats
+
 int64_t rows_of(const Ids& ids) { return static_cast<int64_t>(ids.rows()); }
 
 void check_dim(size_t dim) {
@@ -58,13 +60,18 @@ void check_dim(size_t dim) {
 }
 
 RowStore* make_store(size_t dim, const Optimizer& optimizer, const std::string& initializer, double a, double b,
-                     uint64_t seed, size_t capacity, size_t max_rows) {
+                     uint64_t seed, size_t capacity, size_t max_rows, uint32_t admit_after, bool aging) {
   check_dim(dim);
   if (capacity > kMaxRows) {
     throw std::invalid_argument("capacity: at most " + std::to_string(kMaxRows) + " rows, got " +
                                 std::to_string(capacity));
   }
-  return new RowStore(dim, optimizer, Initializer(initializer, a, b, seed), capacity, max_rows);
+  if (admit_after > kMaxAdmitAfter) {
+    throw std::invalid_argument("admit_after: at most " + std::to_string(kMaxAdmitAfter) + " pushes, got " +
+                                std::to_string(admit_after));
+  }
+  return new RowStore(dim, optimizer, Initializer(initializer, a, b, seed), capacity, max_rows,
+                      Policy{admit_after, aging});
 }
 
 void pull(RowStore& store, nb::handle ids_object, nb::handle out_object) {
@@ -98,11 +105,11 @@ auto export_rows(RowStore& store, size_t start, size_t limit, uint32_t view) {
     const size_t have = store.rows_in(view);
     const size_t count = std::min(limit, have - std::min(start, have));
     ids.reset(new int64_t[count]);
-    rows.reset(new float[count * store.width()]);
+    rows.reset(new float[count * store.columns()]);
     store.export_rows(start, count, view, ids.get(), rows.get());
     return count;
   });
-  return std::pair(give<int64_t, 1>(std::move(ids), {n}), give<float, 2>(std::move(rows), {n, store.width()}));
+  return std::pair(give<int64_t, 1>(std::move(ids), {n}), give<float, 2>(std::move(rows), {n, store.columns()}));
 }
 
 auto export_changed(RowStore& store, uint32_t view, size_t start, size_t limit) {
@@ -114,11 +121,11 @@ auto export_changed(RowStore& store, uint32_t view, size_t start, size_t limit) 
     const std::vector<uint32_t> slots = store.changed_rows(view, start, limit);
     n = slots.size();
     ids.reset(new int64_t[n]);
-    rows.reset(new float[n * store.width()]);
+    rows.reset(new float[n * store.columns()]);
     store.export_slots(slots.data(), n, view, ids.get(), rows.get());
     if (n == limit) next = store.next_changed(view, size_t{slots.back()} + 1);
   });
-  return std::tuple(give<int64_t, 1>(std::move(ids), {n}), give<float, 2>(std::move(rows), {n, store.width()}),
+  return std::tuple(give<int64_t, 1>(std::move(ids), {n}), give<float, 2>(std::move(rows), {n, store.columns()}),
                     next == kNoRow ? int64_t{-1} : static_cast<int64_t>(next));
 }
 
@@ -133,9 +140,14 @@ auto removed(RowStore& store, uint32_t view) {
   return give<int64_t, 1>(std::move(ids), {n});
 }
 
+size_t remove(RowStore& store, nb::handle ids_object) {
+  const Ids ids("ids", ids_object, {kAnyLength});
+  return bulk(store, [&] { return store.remove(ids.data(), ids.rows()); });
+}
+
 void import_rows(RowStore& store, nb::handle ids_object, nb::handle rows_object) {
   const Ids ids("ids", ids_object, {kAnyLength});
-  const Floats rows("rows", rows_object, {rows_of(ids), static_cast<int64_t>(store.width())});
+  const Floats rows("rows", rows_object, {rows_of(ids), static_cast<int64_t>(store.columns())});
   bulk(store, [&] { store.import_rows(ids.data(), rows.data(), ids.rows()); });
 }
 
@@ -163,7 +175,8 @@ NB_MODULE(_native, m) {
   nb::class_<RowStore>(m, "RowStore",
                        "Embedding rows by 64-bit id, with their optimizer's slots. One thread owns a store.")
       .def(nb::new_(&make_store), nb::arg("dim"), nb::arg("optimizer"), nb::arg("initializer"), nb::arg("a"),
-           nb::arg("b"), nb::arg("seed"), nb::arg("capacity") = 0, nb::arg("max_rows") = kMaxRows)
+           nb::arg("b"), nb::arg("seed"), nb::arg("capacity") = 0, nb::arg("max_rows") = kMaxRows,
+           nb::arg("admit_after") = 0, nb::arg("aging") = false)
       .def("pull", &pull, nb::arg("ids"), nb::arg("out"), "Read rows; absent ones are born")
       .def("peek", &peek, nb::arg("ids"), nb::arg("out"), nb::arg("view") = 0,
            "Read rows of the live table (view 0) or of a pinned view; creates none")
@@ -189,6 +202,17 @@ NB_MODULE(_native, m) {
       .def("removed", &removed, nb::arg("view"), "The ids removed between a mark and the one before it")
       .def("export_changed", &export_changed, nb::arg("view"), nb::arg("start"), nb::arg("limit"),
            "Ids and rows of a marked view that had changed, from row `start` on, and where to go on (-1: nowhere)")
+      .def(
+          "evict",
+          [](RowStore& store, int64_t before_step, size_t limit) {
+            return bulk(store, [&] { return store.evict(before_step, limit); });
+          },
+          nb::arg("before_step"), nb::arg("limit") = kMaxRows,
+          "Remove rows that no push moved since; returns how many, 0 while a view is pinned")
+      .def("remove", &remove, nb::arg("ids"), "Remove the rows of these ids, where they have one; returns how many")
+      .def_prop_ro("candidates", &RowStore::candidates, nb::rv_policy::reference_internal,
+                   "How often each id without a row was pushed: a store of one column, or None")
+      .def_prop_ro("width", &RowStore::columns, "Columns of an exported row: weights, slots and, where it ages, its step")
       .def("__len__", &RowStore::size)
       .def(
           "nbytes", [](RowStore& store) { return bulk(store, [&] { return store.bytes(); }); },

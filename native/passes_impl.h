@@ -282,7 +282,6 @@ void apply_rows(const RowsHead& rows, const uint32_t* slots, const float* gradie
     if (i + kRowsAhead < n) prefetch_row(rows, slots[i + kRowsAhead], lines);
     float* row = reinterpret_cast<float*>(row_address(rows, slots[i]));
     mover.span(row, row + dim, dim, sources != nullptr ? sources[i] : gradients + i * dim, dim);
-    rows.changed[slots[i] >> 6] |= uint64_t{1} << (slots[i] & 63);
   }
 }
 

@@ -47,10 +47,10 @@ size_t ChunkPool::bytes() const {
   return total;
 }
 
-Views::Views(size_t stride, size_t rows_per_slab)
+Views::Views(size_t stride, size_t rows_per_slab, bool aging)
     : stride_(stride),
       chunk_shift_(log2_of_power(chunk_rows(stride, rows_per_slab))),
-      pool_(chunk_rows(stride, rows_per_slab) * stride) {}
+      pool_((stride + (aging ? sizeof(uint32_t) : 0)) << chunk_shift_) {}
 
 uint32_t Views::pin(size_t rows) {
   const size_t count = std::max<size_t>(1, chunks(rows));
@@ -101,7 +101,12 @@ void Views::protect(const RowsHead& rows, const uint32_t* slots, size_t n) {
     const uint32_t chunk = slots[i] >> chunk_shift_;
     if (newest.copied.has(chunk)) continue;
     const uint32_t copy = pool_.take();
-    std::memcpy(pool_.address(copy), row_address(rows, chunk << chunk_shift_), stride_ << chunk_shift_);
+    const uint32_t first = chunk << chunk_shift_;
+    std::memcpy(pool_.address(copy), row_address(rows, first), stride_ << chunk_shift_);
+    if (rows.stamps != nullptr) {
+      std::memcpy(pool_.address(copy) + (stride_ << chunk_shift_),
+                  rows.stamps[first >> rows.shift] + (first & rows.mask), sizeof(uint32_t) << chunk_shift_);
+    }
     table[chunk] = copy;
     newest.copied.set(chunk);
   }
@@ -113,15 +118,27 @@ Views::Reader Views::reader(uint32_t view, const RowsHead& head, size_t live_row
   return Reader(*this, head, views_[position].rows, position);
 }
 
-const float* Views::Reader::row(uint32_t slot) const {
+const char* Views::Reader::copy(uint32_t slot) const {
   const uint32_t chunk = slot >> views_.chunk_shift_;
   for (size_t p = position_; p < views_.views_.size(); ++p) {
-    if (!views_.views_[p].copied.has(chunk)) continue;
-    const uint32_t copy = views_.views_[p].table()[chunk];
-    const size_t within = slot & ((uint32_t{1} << views_.chunk_shift_) - 1);
-    return reinterpret_cast<const float*>(views_.pool_.address(copy) + within * views_.stride_);
+    const View& view = views_.views_[p];
+    if (view.copied.has(chunk)) return views_.pool_.address(view.table()[chunk]);
   }
-  return reinterpret_cast<const float*>(row_address(head_, slot));
+  return nullptr;
+}
+
+const float* Views::Reader::row(uint32_t slot) const {
+  const char* held = copy(slot);
+  return reinterpret_cast<const float*>(held != nullptr ? held + views_.within(slot) * views_.stride_
+                                                        : row_address(head_, slot));
+}
+
+uint32_t Views::Reader::stamp(uint32_t slot) const {
+  const char* held = copy(slot);
+  if (held == nullptr) return head_.stamps[slot >> head_.shift][slot & head_.mask];
+  uint32_t stamp;
+  std::memcpy(&stamp, held + (views_.stride_ << views_.chunk_shift_) + views_.within(slot) * sizeof stamp, sizeof stamp);
+  return stamp;
 }
 
 size_t Views::position_of(uint32_t number) const {

@@ -10,7 +10,7 @@
 
 namespace elasticdl {
 
-// Equal-sized copies of chunks, in blocks of which some are kept from one view to the next: fresh memory is dear.
+// Equal-sized copies of chunks (rows, then their stamps where they have any), in blocks of which some are kept from one view to the next: fresh memory is dear.
 class ChunkPool {
  public:
   explicit ChunkPool(size_t chunk_bytes);
@@ -35,7 +35,7 @@ class ChunkPool {
 // or in the table itself when nobody wrote it since.
 class Views {
  public:
-  Views(size_t stride, size_t rows_per_slab);
+  Views(size_t stride, size_t rows_per_slab, bool aging);
 
   uint32_t pin(size_t rows);
   void release(uint32_t view, size_t live_rows);
@@ -50,8 +50,11 @@ class Views {
         : views_(views), head_(head), rows_(rows), position_(position) {}
     size_t rows() const { return rows_; }
     const float* row(uint32_t slot) const;
+    uint32_t stamp(uint32_t slot) const;  // where rows have an age
 
    private:
+    const char* copy(uint32_t slot) const;  // of its chunk, or null
+
     const Views& views_;
     RowsHead head_;
     size_t rows_;
@@ -69,6 +72,7 @@ class Views {
   };
 
   size_t position_of(uint32_t view) const;
+  size_t within(uint32_t slot) const { return slot & ((uint32_t{1} << chunk_shift_) - 1); }
   size_t chunks(size_t rows) const { return (rows + (size_t{1} << chunk_shift_) - 1) >> chunk_shift_; }
 
   size_t stride_;

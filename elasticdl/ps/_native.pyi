@@ -71,6 +71,11 @@ class RowStore:
 
         None while a view is pinned. Fewer than `limit`: the whole table was looked at; otherwise the next call goes on.
         """
+    def remove(self, ids: NDArray[np.int64]) -> int:
+        """Remove the rows of these ids; those that have none are passed over. Returns how many went.
+
+        Not while a view is pinned.
+        """
     @property
     def candidates(self) -> RowStore | None:
         """Where `admit_after` is 2 or more: how many steps pushed each id that has no row, in a store of one column.
@@ -79,7 +84,7 @@ class RowStore:
         """
     @property
     def width(self) -> int:
-        """Columns of an exported row: dim * (1 + slots), and with `aging` one more, its step as the bits of a uint32."""
+        """Columns of an exported row: dim * (1 + slots), and with `aging` one more: its step, as bits of a uint32."""
     def pin(self) -> int:
         """Freeze a view of the table as it is now; returns its number (never 0). Several may exist."""
     def release(self, view: int) -> None:

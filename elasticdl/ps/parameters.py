@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ from elasticdl.ps.placement import gather_index, place
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 EXPORT_ROWS = 1 << 16
+EVICT_ROWS = 20_000  # removed by one step at most: a few milliseconds
+EVICT_STEPS = 1000  # between two looks for old rows, at most
 
 
 def table_seed(job_seed: int, table: str) -> int:
@@ -29,13 +32,18 @@ def native_optimizer(spec: OptimizerSpec) -> _native.Optimizer:
 
 def _store(table: TableSpec, spec: OptimizerSpec, seed: int) -> _native.RowStore:
     start, optimizer = table.initializer, native_optimizer(spec)
-    return _native.RowStore(table.dim, optimizer, start.kind, start.a, start.b, table_seed(seed, table.name))
+    return _native.RowStore(
+        table.dim, optimizer, start.kind, start.a, start.b, table_seed(seed, table.name),
+        admit_after=table.admit_after or 0, aging=table.evict_after_steps is not None,
+    )  # fmt: skip
 
 
 class Parameters:
     """Owned by the thread that made it."""
 
-    def __init__(self, spec: ParametersSpec, index: int, servers: int, seed: int) -> None:
+    def __init__(
+        self, spec: ParametersSpec, index: int, servers: int, seed: int, tables: list[_native.RowStore] | None = None
+    ) -> None:
         self.spec, self.index, self.servers = spec, index, servers
         self.optimizer = native_optimizer(spec.optimizer)
         trainable = tuple(v for v in spec.variables if v.trainable)
@@ -47,7 +55,8 @@ class Parameters:
         self.slots: Floats = np.repeat(np.array(spec.optimizer.slot_starts, np.float32), n)
         self.state: Floats = np.zeros(len(self.state_index), np.float32)
         self.table_optimizers = [t.optimizer or spec.optimizer for t in spec.tables]
-        self.tables = [_store(t, o, seed) for t, o in zip(spec.tables, self.table_optimizers, strict=True)]
+        self.tables = tables or [_store(t, o, seed) for t, o in zip(spec.tables, self.table_optimizers, strict=True)]
+        self._evict_at = [0] * len(spec.tables)  # the step of the next look for old rows
         self._views: dict[int, tuple[Floats, Floats, list[int]]] = {}
 
     def pull(self, view: int = 0) -> tuple[Floats, Floats]:
@@ -57,15 +66,21 @@ class Parameters:
             return weights, state
         return self.weights.copy(), self.state.copy()
 
+    @property
+    def stores(self) -> list[_native.RowStore]:
+        """All that a checkpoint must hold of the tables: their rows, then the counts of ids that have none yet."""
+        return self.tables + [t.candidates for t in self.tables if t.candidates is not None]
+
     def rows(self, table: int, ids: Ids, view: int = 0, create: bool = True) -> Floats:
         store = self.tables[table]
-        out = np.empty((len(ids), self.spec.tables[table].dim), np.float32)
-        if view:
-            store.peek(ids, out, self._view(view)[2][table])
-        elif create:
-            store.pull(ids, out)
-        else:
-            store.peek(ids, out)
+        with self._room(table):
+            out = np.empty((len(ids), self.spec.tables[table].dim), np.float32)
+            if view:
+                store.peek(ids, out, self._view(view)[2][table])
+            elif create:
+                store.pull(ids, out)
+            else:
+                store.peek(ids, out)
         return out
 
     def apply(
@@ -78,9 +93,37 @@ class Parameters:
         rate = rate or self.spec.optimizer.learning_rate
         _native.update_dense(self.weights, self.slots, gradients, self.optimizer, rate, step)
         self.state += state
+        self.apply_rows(step, rows, rate)
+
+    def apply_rows(self, step: int, rows: Mapping[int, tuple[Ids, Floats]], rate: float) -> None:
+        """Rows alone; every table ages by the step."""
         for table, (ids, grads) in rows.items():
             own = self.spec.tables[table].optimizer
-            self.tables[table].push(ids, grads, own.learning_rate if own is not None else rate, step)
+            with self._room(table):
+                self.tables[table].push(ids, grads, own.learning_rate if own is not None else rate, step)
+        for table in range(len(self.tables)):
+            self._evict(table, step)
+
+    def _evict(self, table: int, step: int) -> None:
+        """Remove rows, and counts, that were not pushed for as long as the table says.
+
+        Some at a time, so that no step takes long; not while a view is pinned, which only delays it.
+        """
+        after = self.spec.tables[table].evict_after_steps
+        if after is None or step < self._evict_at[table]:
+            return
+        stores = [s for s in (self.tables[table], self.tables[table].candidates) if s is not None]
+        unfinished = [s.evict(step - after + 1, EVICT_ROWS) == EVICT_ROWS for s in stores]
+        self._evict_at[table] = step + (1 if any(unfinished) else min(max(1, after // 10), EVICT_STEPS))
+
+    @contextmanager
+    def _room(self, table: int) -> Iterator[None]:
+        """No more room for a table's rows: which one it is, and what helps."""
+        try:
+            yield
+        except (MemoryError, OverflowError) as error:
+            remedy = "Give each server more memory (--ps_resource_request) or use more servers (--num_ps_pods)."
+            raise type(error)(f"table {self.spec.tables[table].name}: {error}. {remedy}") from error
 
     def export(self, table: int, start: int) -> tuple[Ids, Floats]:
         """Ids and weights of some rows from row `start` on; none when there are no more."""
@@ -104,6 +147,10 @@ class Parameters:
         if view is not None:
             for store, pinned in zip(self.tables, view[2], strict=True):
                 store.release(pinned)
+
+    def forget_views(self) -> None:
+        for cut in list(self._views):
+            self.release(cut)
 
     def _view(self, cut: int) -> tuple[Floats, Floats, list[int]]:
         if cut not in self._views:

@@ -113,21 +113,36 @@ class Oracle:
     optimizer: OptimizerSpec
     init: InitializerSpec
     seed: int
-    rows: dict[int, Floats] = field(default_factory=dict)
+    admit_after: int = 0
+    aging: bool = False
+    rows: dict[int, Floats] = field(default_factory=dict)  # in the order of an export
     views: dict[int, dict[int, Floats]] = field(default_factory=dict)
     changed: set[int] = field(default_factory=set)  # since the last mark
-    marks: dict[int, set[int]] = field(default_factory=dict)  # what had changed in those views
+    removed: set[int] = field(default_factory=set)
+    marks: dict[int, tuple[set[int], set[int]]] = field(default_factory=dict)  # what had changed in those views
+    marked: bool = False
+    newest: int = 0  # step
+    counts: dict[int, tuple[int, int]] = field(default_factory=dict)  # of ids without a row: steps seen, the last one
+
+    @property
+    def width(self) -> int:
+        return self.dim * (1 + self.optimizer.slots)
 
     def born(self, ids: Ids) -> Floats:
         starts = np.repeat(np.array(self.optimizer.slot_starts, np.float32), self.dim)
         slots = np.tile(starts, (len(ids), 1))
-        return np.hstack([initial_rows(ids, self.dim, self.init, self.seed), slots])
+        ages = np.full((len(ids), int(self.aging)), self.newest, np.uint32).view(np.float32)
+        return np.hstack([initial_rows(ids, self.dim, self.init, self.seed), slots, ages])
 
-    def pull(self, ids: Ids) -> Floats:
+    def birth(self, ids: Ids) -> None:
         for key, row in zip(ids.tolist(), self.born(ids), strict=True):
             if key not in self.rows:
                 self.rows[key] = row.copy()
                 self.changed.add(key)
+
+    def pull(self, ids: Ids) -> Floats:
+        if not self.admit_after:
+            self.birth(ids)
         return self.peek(ids, 0)
 
     def peek(self, ids: Ids, view: int) -> Floats:
@@ -136,16 +151,45 @@ class Oracle:
         found = [table.get(key, born[i])[: self.dim] for i, key in enumerate(ids.tolist())]
         return np.array(found, np.float32).reshape(len(ids), self.dim)
 
+    def admitted(self, ids: Ids, step: int) -> list[int]:
+        """Those that get a row now: absent ids which this step is the n-th to push."""
+        absent = [key for key in dict.fromkeys(ids.tolist()) if key not in self.rows]
+        if self.admit_after < 2:
+            return absent
+        for key in absent:
+            seen, last = self.counts.get(key, (0, 0))
+            self.counts[key] = (seen + (last != step), step)
+        enough = [key for key in absent if self.counts[key][0] == self.admit_after]
+        for key in enough:
+            del self.counts[key]
+        return enough
+
     def push(self, ids: Ids, grads: Floats, rate: float, step: int) -> int:
-        self.pull(ids)
+        self.newest = max(self.newest, step)
+        self.birth(np.array(self.admitted(ids, step), np.int64))
         sums: dict[int, Floats] = {}
         for key, grad in zip(ids.tolist(), grads, strict=True):
-            sums[key] = sums[key] + grad if key in sums else grad
+            if key in self.rows:
+                sums[key] = sums[key] + grad if key in sums else grad
         for key, grad in sums.items():
-            parts = self.rows[key].reshape(-1, self.dim)
+            parts = self.rows[key][: self.width].reshape(-1, self.dim)
             update(parts[0], list(parts[1:]), grad, self.optimizer, rate, step)
+            self.rows[key][self.width :].view(np.uint32)[:] = step
             self.changed.add(key)
         return len(sums)
+
+    def evict(self, before_step: int) -> int:
+        if self.views:
+            return 0
+        keys, before = list(self.rows), len(self.rows)
+        for i in reversed(range(len(keys))):
+            if self.rows[keys[i]][-1:].view(np.uint32)[0] < before_step:
+                self.changed.discard(keys[i])
+                self.removed.add(keys[i])
+                keys[i] = keys[-1]
+                keys.pop()
+        self.rows = {key: self.rows[key] for key in keys}
+        return before - len(keys)
 
     def pin(self, view: int) -> None:
         self.views[view] = {key: row.copy() for key, row in self.rows.items()}
@@ -156,18 +200,23 @@ class Oracle:
 
     def mark(self, view: int) -> None:
         self.pin(view)
-        self.marks[view], self.changed = self.changed, set()
+        removed = self.removed if self.marked else set()  # the first mark is everything: nobody had the others
+        self.marks[view], self.changed, self.removed, self.marked = (self.changed, removed), set(), set(), True
 
     def unmark(self, view: int) -> None:
-        self.changed |= self.marks[view]
+        changed, removed = self.marks[view]
+        self.changed |= changed
+        self.removed |= removed
         self.release(view)
 
     def export(self, view: int) -> tuple[Ids, Floats]:
         table = self.views[view] if view else self.rows
         rows = np.array(list(table.values()), np.float32)
-        return np.array(list(table), np.int64), rows.reshape(len(table), self.dim * (1 + self.optimizer.slots))
+        return np.array(list(table), np.int64), rows.reshape(len(table), self.width + self.aging)
 
     def put(self, ids: Ids, rows: Floats) -> None:
         for key, row in zip(ids.tolist(), rows, strict=True):
             self.rows[key] = row.copy()
             self.changed.add(key)
+            if self.aging:
+                self.newest = max(self.newest, int(row[-1:].view(np.uint32)[0]))

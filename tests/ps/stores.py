@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from elasticdl.job.parameters import InitializerSpec, OptimizerSpec
 from elasticdl.ps import _native
 
+EXTREMES = [-(2**63), 2**63 - 1, -1, 0, 1, -(2**62), 2**32, -(2**32)]  # ids
 UNIFORM = InitializerSpec(kind="uniform", a=-0.05, b=0.05)
 
 
@@ -55,7 +59,7 @@ def native_optimizer(spec: OptimizerSpec) -> _native.Optimizer:
 
 
 def native_store(
-    dim: int, optimizer: OptimizerSpec, init: InitializerSpec = UNIFORM, seed: int = 1, **more: int
+    dim: int, optimizer: OptimizerSpec, init: InitializerSpec = UNIFORM, seed: int = 1, **more: Any
 ) -> _native.RowStore:
     return _native.RowStore(dim, native_optimizer(optimizer), init.kind, init.a, init.b, seed, **more)
 
@@ -71,3 +75,35 @@ def available_isas() -> list[Literal["scalar", "avx2", "avx512"]]:
         found.append(name)
     _native.set_isa("best")
     return found
+
+
+ISAS = available_isas()
+
+
+def ids_of(*values: int) -> NDArray[np.int64]:
+    return np.array(values, np.int64)
+
+
+def pulled(store: _native.RowStore, ids: NDArray[np.int64], dim: int) -> NDArray[np.float32]:
+    out = np.full((len(ids), dim), np.nan, np.float32)
+    store.pull(ids, out)
+    return out
+
+
+def peeked(store: _native.RowStore, ids: NDArray[np.int64], dim: int, view: int = 0) -> NDArray[np.float32]:
+    out = np.full((len(ids), dim), np.nan, np.float32)
+    store.peek(ids, out, view)
+    return out
+
+
+def changed_parts(
+    store: _native.RowStore, view: int, limit: int
+) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    """All that had changed in a marked view, as a server asks for it: a piece at a time."""
+    parts, start = [], 0
+    while start != -1:
+        ids, rows, following = store.export_changed(view, start, limit)
+        assert following == -1 or following > start
+        parts.append((ids, rows))
+        start = following
+    return parts

@@ -8,7 +8,7 @@ import pytest
 from elasticdl.job.parameters import ParametersSpec, TableSpec, VariableSpec
 from elasticdl.ps.parameters import EXPORT_ROWS, Parameters, table_seed
 from tests.ps.servers import SEED, Numpy, model
-from tests.ps.stores import OPTIMIZERS
+from tests.ps.stores import OPTIMIZERS, native_store
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -108,3 +108,47 @@ def test_export_gives_every_row_once_in_pieces() -> None:
     np.testing.assert_array_equal(np.concatenate([first[1], again[1]])[order], rows)
     assert len(parameters.export(0, EXPORT_ROWS + 5)[0]) == 0
     assert len(parameters.export(0, 2**63)[0]) == 0
+
+
+def test_rows_and_counts_that_were_not_pushed_for_long_go_by_themselves() -> None:
+    spec = ParametersSpec(
+        variables=(),
+        tables=(
+            TableSpec(name="aging", dim=1, evict_after_steps=20),
+            TableSpec(name="choosy", dim=1, evict_after_steps=20, admit_after=2),
+            TableSpec(name="plain", dim=1),
+        ),
+        optimizer=OPTIMIZERS["sgd"],
+    )
+    parameters = Parameters(spec, 0, 1, SEED)
+    nothing, one = np.zeros(0, np.float32), np.ones((1, 1), np.float32)
+
+    def push(step: int, id: int) -> None:
+        parameters.apply(step, nothing, nothing, {n: (np.array([id]), one) for n in range(3)})
+
+    push(1, 5)
+    for step in range(2, 30):
+        push(step, 6)
+        assert len(parameters.tables[0]) == (2 if step < 21 else 1), "20 steps after its last push 5 goes"
+    assert [len(t) for t in parameters.tables] == [1, 1, 2]
+    assert [len(s) for s in parameters.stores] == [1, 1, 2, 0], "and the count of 5 with them"
+    parameters.pin(1)
+    for step in range(30, 60):
+        push(step, 7)
+    assert len(parameters.tables[0]) == 2, "a view has 6"
+    parameters.release(1)
+    push(60, 7)
+    push(61, 7)
+    assert len(parameters.tables[0]) == 1
+
+
+def test_a_table_too_large_is_told_by_name_with_what_to_set() -> None:
+    spec = ParametersSpec(variables=(), tables=(TableSpec(name="users", dim=2),), optimizer=OPTIMIZERS["sgd"])
+    parameters = Parameters(spec, 0, 1, SEED)
+    parameters.tables[0] = native_store(2, OPTIMIZERS["sgd"], max_rows=3)
+    with pytest.raises(OverflowError) as raised:
+        parameters.rows(0, np.arange(9))
+    assert str(raised.value) == (
+        "table users: no room for id 3: the store holds its limit of 3 rows. "
+        "Give each server more memory (--ps_resource_request) or use more servers (--num_ps_pods)."
+    )
