@@ -104,6 +104,7 @@ class _Connection:
             raise Unreachable(self.lost)
         call = Call(id=next(self._ids), action=action)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_seen)
         self._waiting[call.id] = future
         try:
             async with asyncio.timeout(deadline_seconds):
@@ -156,3 +157,9 @@ class _Connection:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(Unreachable(why))
+
+
+def _seen(future: asyncio.Future[Reply]) -> None:
+    """Take note of the error: a caller who is cancelled at the same moment never does, and asyncio would report it."""
+    if not future.cancelled():
+        future.exception()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -124,6 +125,33 @@ def test_a_launcher_that_does_not_answer_is_unreachable_at_the_deadline(run: Run
             with pytest.raises(Unreachable, match=r"did not answer 'watch' within 0\.2 s"):
                 await anext(client.events())
             await client.close()
+
+    run(story())
+
+
+def test_a_caller_who_is_cancelled_while_the_connection_breaks_leaves_no_error_behind(run: Run, tmp_path: Path) -> None:
+    async def story() -> None:
+        asked, reported = asyncio.Event(), list[dict[str, Any]]()
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readline()
+            asked.set()
+            await reader.read()
+            writer.close()
+
+        async with await asyncio.start_unix_server(listen, tmp_path / "socket"):
+            cluster = LocalCluster(tmp_path / "socket")
+            call = asyncio.create_task(cluster.list())
+            await asked.wait()
+            closing = asyncio.create_task(cluster.close())
+            await asyncio.sleep(0)  # the connection is lost now, and the caller does not know it yet
+            call.cancel()
+            await asyncio.wait({call, closing})
+            assert call.cancelled()
+        del call
+        gc.collect()
+        assert reported == []
 
     run(story())
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from elasticdl import faults
@@ -28,16 +30,25 @@ def test_a_disturbed_job_trains_every_record_exactly_once_and_leaves_nothing_beh
     assert sum(n for kinds in run.delivered.values() for n in kinds.values()) >= 3, "hardly anything was delivered"
 
 
-def test_the_command_cuts_connections_of_a_running_job_and_reports_that_it_went_on(tmp_path: Path) -> None:
-    job = start_witness(tmp_path, "cut", "--audit=true", records=2000, epochs=2)
-    job.wait_until(lambda s: True)
-    words = ["chaos", "cut", f"--state_dir={tmp_path / 'state'}", "--seed=2", "--events=4", "--kind=cut"]
-    command = [sys.executable, "-m", "elasticdl", *words, f"--report={tmp_path / 'report.json'}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+def test_the_command_pauses_replicas_and_wakes_them_then_cuts_connections_and_reports(tmp_path: Path) -> None:
+    job = start_witness(tmp_path, "cut", "--audit=true", records=8000, epochs=2)
+    job.wait_until(lambda s: True)  # there is a master
+    command = [sys.executable, "-m", "elasticdl", "chaos", "cut", f"--state_dir={tmp_path / 'state'}", "--seed=2"]
+    pausing = [*command, "--kind=pause", "--every=0.3", "--spare=master", "--spare=ps"]
+    with subprocess.Popen(pausing, cwd=ROOT, stdout=subprocess.PIPE, text=True) as pauses:
+        assert pauses.stdout is not None
+        lines = iter(pauses.stdout.readline, "")
+        assert any("paused (SIGSTOP) for" in line for line in lines)
+        pauses.send_signal(signal.SIGTERM)
+        assert "cut is left alone, and goes on." in pauses.stdout.read()
+        assert pauses.wait(60) == 128 + signal.SIGTERM
+    assert not [name for name, process in job.replicas().items() if process.status() == psutil.STATUS_STOPPED]
+    cutting = [*command, "--events=4", "--kind=cut", f"--report={tmp_path / 'report.json'}"]
+    done = subprocess.run(cutting, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stderr) == (0, ""), f"{done.stdout}\n{job.story()}"
     assert done.stdout.count("cut off: ") == 4
     assert "each trained exactly 2 times" in done.stdout
-    status = check_witness(job, tmp_path / "cut-model", 2000, 2, 2)
+    status = check_witness(job, tmp_path / "cut-model", 8000, 2, 2)
     assert "losses" not in status and status["timeline"] == "1", "a cut connection cost a replica"
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["passed"] and [d["kind"] for d in report["deliveries"]] == ["cut"] * 4

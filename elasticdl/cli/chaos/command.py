@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import time
 from pathlib import Path
@@ -112,11 +113,19 @@ async def _run(job: JobView, plan: Plan, report_file: Path | None) -> int:
         if live.is_started:
             live.update(Group(progress(status), Text(f"{status.phase}; {coming}", style="dim")), refresh=True)
 
-    striker = Striker(job, plan, tell, show)
+    striking = asyncio.create_task(Striker(job, plan, tell, show).run())
+    # Whoever is paused must not stay so because somebody ends this command.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, striking.cancel)
     if is_live(console):
         live.start()
     try:
-        report = await striker.run()
+        report = await striking
+    except asyncio.CancelledError:
+        live.stop()
+        console.print(f"{job.name} is left alone, and goes on.")
+        if asyncio.current_task().cancelling():  # type: ignore[union-attr] # by Ctrl-C
+            raise
+        return 128 + signal.SIGTERM
     finally:
         live.stop()
     report.show(console)
