@@ -73,6 +73,16 @@ class OptimizerSpec(_Frozen):
             case "ftrl":
                 return (self.initial_accumulator, 0.0)
 
+    @property
+    def keeps(self) -> str:
+        """What the slots mean: optimizers of which this is equal can go on from each other's."""
+        if self.kind == "adam":
+            return "adam with amsgrad" if self.amsgrad else "adam"
+        name = "centered rmsprop" if self.kind == "rmsprop" and self.centered else self.kind
+        if self.kind in ("sgd", "rmsprop") and self.momentum:
+            return f"{name} with {self.flavour} momentum"  # the libraries keep different sums
+        return name
+
     def constants(self) -> dict[str, Any]:
         """What the native optimizer is made from: everything but the rate and what workers do."""
         return self.model_dump(exclude={"learning_rate", "clip"})
@@ -111,6 +121,7 @@ class TableSpec(_Frozen):
     optimizer: OptimizerSpec | None = None  # where it is not the model's
     admit_after: int | None = Field(default=None, ge=1)  # pushes of an id until it gets a row
     evict_after_steps: int | None = Field(default=None, ge=1)  # steps without a push until it loses its row
+    summed: bool = False  # synchronous training adds gradients up instead of averaging them: rows that count
 
 
 class ParametersSpec(_Frozen):

@@ -321,3 +321,12 @@ def test_slots_of_another_length_are_refused() -> None:
 def test_torch_has_no_ftrl() -> None:
     with pytest.raises(ValueError, match="torch has no ftrl"):
         native_optimizer(spec("ftrl", "torch"))
+
+
+def test_optimizers_that_keep_the_same_have_the_same_slots() -> None:
+    """A checkpoint may be taken up by an optimizer that keeps the same, and by no other."""
+    kept = {o.keeps: o.slots for o in OPTIMIZERS.values()}
+    assert all(kept[o.keeps] == o.slots for o in OPTIMIZERS.values())
+    assert OPTIMIZERS["keras amsgrad"].keeps == "adam with amsgrad"
+    assert OPTIMIZERS["keras rmsprop centered momentum"].keeps == "centered rmsprop with keras momentum"
+    assert OPTIMIZERS["keras adamw"].keeps == OPTIMIZERS["torch adam"].keeps == "adam"
