@@ -160,6 +160,6 @@ class _Connection:
 
 
 def _seen(future: asyncio.Future[Reply]) -> None:
-    """Take note of the error: a caller who is cancelled at the same moment never does, and asyncio would report it."""
+    """Take note of the error: a caller who failed to write never does, and asyncio would report it."""
     if not future.cancelled():
         future.exception()
