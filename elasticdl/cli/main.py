@@ -25,7 +25,7 @@ GROUPS = {
         "status": "Show a job: progress, replicas, decisions with their reasons.",
         "logs": "Show the log of a job's replicas; -f follows it.",
         "stop": "Stop a job gracefully, with a checkpoint.",
-        "scale": "Change the number of workers or servers (not in this release yet).",
+        "scale": "Change the number of workers or servers while a job runs.",
         "top": "Watch what jobs use (not in this release yet).",
         "chaos": "Disturb a running job on purpose, by a seed, and report what came of it.",
     },
@@ -38,7 +38,6 @@ JOB_COMMANDS = ("train", "evaluate", "predict")
 LOOKING_AFTER = ("list", "status", "logs", "stop")
 NOT_BUILT = {
     "run": "running a program of your own",
-    "scale": "changing the size of a running job",
     "top": "watching what jobs use",
     "zoo": "building images",
 }
@@ -73,7 +72,7 @@ def _dispatch(command: str, words: list[str]) -> int:
         return 0
     if command in JOB_COMMANDS:
         return _job(command, words)
-    if command in (*LOOKING_AFTER, "chaos", "data"):
+    if command in (*LOOKING_AFTER, "scale", "chaos", "data"):
         return _with_argparse(command, words)
     if command in NOT_BUILT:
         what = f"{NOT_BUILT[command]} is not part of this release yet"
@@ -116,6 +115,11 @@ def _with_argparse(command: str, words: list[str]) -> int:
 
             chaos.add_arguments(parser)
             return chaos.run(parser.parse_args(words))
+        if command == "scale":
+            from elasticdl.cli import scale
+
+            scale.add_arguments(parser)
+            return scale.run(parser.parse_args(words))
         from elasticdl.cli import jobs
 
         jobs.add_arguments(command, parser)

@@ -67,6 +67,18 @@ class MasterClient:
                         return status
         raise Unreachable(f"no answer from the master at {self.address} within {deadline_seconds:g} s")
 
+    async def scale(self, role: str, count: int, deadline_seconds: float) -> str:
+        """Ask for so many replicas of a role; why the master will not, empty when it will."""
+        async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
+            stub = ControlStub(channel)  # type: ignore[no-untyped-call]
+            request, token = pb.ScaleRequest(role=role, count=count), auth.metadata(self.token)
+            try:
+                reply = await stub.Scale(request, metadata=token, wait_for_ready=True, timeout=deadline_seconds)
+            except grpc.aio.AioRpcError as error:
+                _raise_if_final(error)
+                raise Unreachable(f"the master at {self.address} did not answer: {error.details()}") from error
+        return str(reply.refused)
+
     async def stop(self, reason: str, deadline_seconds: float) -> None:
         """Have the job stop with a checkpoint; returns when the master has taken note of it."""
         async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:

@@ -99,7 +99,9 @@ class Checkpoints:
 
     def begin(self, cut: int, position: Position, lasting: bool, held: bool, now: float) -> None:
         """Every server pinned the cut and writes it."""
-        self.writing = Writing(cut, position, lasting, held)
+        # Servers that are told to hold at once go on a little: they may pass the version of a lasting one.
+        passed = bool(self.schedule.steps) and position.version >= self.next_version
+        self.writing = Writing(cut, position, lasting or passed, held)
         self._count(position.version, now)
 
     def wrote(self, server: str, cut: int, part: str) -> list[Command]:
@@ -174,7 +176,7 @@ class Checkpoints:
 
     def restore(self, servers: Iterable[str]) -> list[Command]:
         to = self.newest
-        return [RestoreServer(s, self.timeline, to.directory, to.position) for s in servers]
+        return [RestoreServer(s, self.timeline, to.directory, to.position, len(self.servers)) for s in servers]
 
     def joined(self, server: str, timeline: int) -> list[Command]:
         """A server is (back): it stands on this timeline, or is told to."""

@@ -149,6 +149,7 @@ class RestoreServer(Command):
     timeline: int
     directory: str
     position: Position
+    servers: int  # how many there are from now on
 
 
 @dataclass(frozen=True)

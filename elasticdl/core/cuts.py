@@ -36,9 +36,11 @@ class Cut:
     purpose: str
     at: int
     lasting: bool = False  # of a saved cut: its checkpoint is one the user asked for
+    begun: bool = False  # synchronous training: all go to the end of a round that one of them has begun
     phase: Phase = Phase.HOLDING
     held: dict[str, dict[str, int]] = field(default_factory=dict)  # server -> shard -> next batch
     frozen: set[str] = field(default_factory=set)  # servers
+    early: dict[str, tuple[str, str]] = field(default_factory=dict)  # parts written before all are frozen, and errors
     counters: dict[str, int] = field(default_factory=dict)  # what the cut contains, once all are equal
     limits: dict[str, int] = field(default_factory=dict)  # how far servers may go on to become equal
 
@@ -60,14 +62,25 @@ class Cuts:
         return [ReleaseServers(cut.number)] if cut is not None else []
 
     def held(
-        self, server: str, number: int, counters: Mapping[str, int], unclosed: Collection[str], moving: Collection[str]
-    ) -> list[Command]:
-        """A server reports the next batch of each shard it has open; `moving` are the shards somebody works on."""
+        self, server: str, number: int, counters: Mapping[str, int], unclosed: Collection[str], moving: Collection[str],
+        at: int | None = None,
+    ) -> list[Command]:  # fmt: skip
+        """A server reports the next batch of each shard it has open; `moving` are the shards somebody works on.
+
+        In synchronous training servers hold between two rounds, at a version each. Who has begun a later round than
+        the cut asked for says where it ends, and all go there: so they are never unequal.
+        """
         cut = self.active
         if cut is None or cut.number != number:
             return [ReleaseServers(number, server)]
         if cut.phase not in (Phase.HOLDING, Phase.ADVANCING) or server not in self.servers:
             return []
+        if at is not None and at > cut.at:
+            cut.at, cut.begun = at, True
+            cut.held.clear()
+            return [HoldServers(cut.number, at)]
+        if at is not None and at < cut.at:
+            return []  # it goes on, and will say so again
         cut.held[server] = dict(counters)
         if set(cut.held) != set(self.servers):
             return []
@@ -123,7 +136,8 @@ class Cuts:
     def gives_way_to(self, at: int, version: int) -> bool:
         """Whether the cut under way has not begun, and waits for a later version than `at`."""
         cut = self.active
-        return cut is not None and cut.phase is Phase.HOLDING and not cut.held and cut.at > max(at, version)
+        waits = cut is not None and cut.phase is Phase.HOLDING and not cut.held and not cut.begun
+        return cut is not None and waits and cut.at > max(at, version)
 
     def frozen(self, server: str, number: int) -> Cut | None:
         """A server froze its part; the finished cut when it was the last one."""

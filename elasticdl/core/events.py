@@ -20,6 +20,7 @@ class Holding:
     next_batch: int
     completed: bool = False
     result: str = ""
+    skipped: int = 0  # batches of it that moved nothing, since their gradients were not finite
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class BatchesCommitted(Event):
     attempt: int
     next_batch: int
     loss: float = 0.0
+    skipped: int = 0  # of these, how many moved nothing
 
 
 @dataclass(frozen=True)
@@ -155,11 +157,16 @@ class RecordIdentified(Event):
 
 @dataclass(frozen=True)
 class ServerHeld(Event):
-    """A server holds all pushes; `counters` says the next batch it expects of each open shard."""
+    """A server holds all pushes; `counters` says the next batch it expects of each open shard.
+
+    In synchronous training it holds at a version. With one above the cut's it does not hold yet: it is on its way
+    there, because the round it had begun ends there.
+    """
 
     server: str
     cut: int
     counters: tuple[tuple[str, int], ...]
+    at: int = 0
 
 
 @dataclass(frozen=True)
@@ -207,6 +214,12 @@ class CheckpointPublished(Event):
 @dataclass(frozen=True)
 class StopRequested(Event):
     reason: str
+
+
+@dataclass(frozen=True)
+class ScaleRequested(Event):
+    role: str  # "worker" or "ps"
+    count: int
 
 
 @dataclass(frozen=True)

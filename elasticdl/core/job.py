@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from elasticdl.core.checkpoints import Checkpoints, Schedule
@@ -9,6 +10,7 @@ from elasticdl.core.commands import (
     Announce,
     Command,
     CutServers,
+    DeleteCheckpoints,
     DropView,
     FinishJob,
     ReleaseServers,
@@ -29,6 +31,7 @@ from elasticdl.core.events import (
     ReplicaJoined,
     ReplicaLeaving,
     ReplicaStarted,
+    ScaleRequested,
     ServerCut,
     ServerHeld,
     ServerRestored,
@@ -39,8 +42,8 @@ from elasticdl.core.events import (
 )
 from elasticdl.core.plan import Kind, Plan, Shard
 from elasticdl.core.replicas import BLAMED, CAUSES, CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, Budget, Replicas, State
+from elasticdl.core.scaling import Scaling, server_names
 from elasticdl.core.shards import Shards, ShardsAdded, WorkerLost
-from elasticdl.job.names import replica_name
 
 SUCCEEDED, STOPPED, FAILED = "succeeded", "stopped", "failed"
 IN_TOUCH_SECONDS = 5.0
@@ -61,6 +64,7 @@ class Terms:
     budget: Budget = field(default_factory=Budget)
     audit: bool = False
     schedule: Schedule = field(default_factory=Schedule)
+    mode: str = ""  # how gradients become versions, in words
 
 
 @dataclass
@@ -82,6 +86,7 @@ class Job:
     cuts: Cuts
     evaluation: Evaluation
     checkpoints: Checkpoints
+    scaling: Scaling
     exported: str = ""  # where the model was written
     exporting: bool = False
     audited: str = ""  # what the audit found
@@ -99,7 +104,7 @@ class Job:
     @classmethod
     def new(cls, terms: Terms) -> Job:
         wanted = {"ps": terms.servers, "worker": terms.workers}
-        servers = tuple(replica_name(terms.job, "ps", i) for i in range(terms.servers))
+        servers = server_names(terms.job, terms.servers)
         evaluation = Evaluation.planned(
             terms.validation_records, terms.evaluation_steps, terms.plan.minibatch, terms.workers
         )
@@ -110,6 +115,7 @@ class Job:
             Cuts(servers),
             evaluation,
             Checkpoints(servers, terms.schedule),
+            Scaling(terms.job, servers, terms.servers),
         )
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -117,7 +123,10 @@ class Job:
             return []
         out = self._route(event, now)
         while self.replicas.lost_servers and not self.replicas.finished:
-            out += self._roll_back(self.replicas.lost_servers.pop(0), now)
+            why = self.replicas.lost_servers.pop(0)
+            if why.split()[0] in self.scaling.servers:  # one that is only to come holds nothing yet
+                out += self._roll_back(why, now)
+        out += self._not_to_be_had(now)
         if not any(isinstance(c, FinishJob) for c in out):
             out += self._follow(now)
         for place, command in enumerate(out):
@@ -154,7 +163,12 @@ class Job:
 
     @property
     def _ending(self) -> bool:
-        return bool(self.stopping or self.servers_leaving)
+        """The next cut is the last thing that these servers do together."""
+        return bool(self.stopping or self.servers_leaving) or self._ready_to_resize
+
+    @property
+    def _ready_to_resize(self) -> bool:
+        return self.scaling.resizing and self._all_joined(self.scaling.next_servers())
 
     @property
     def _may_cut(self) -> bool:
@@ -165,7 +179,10 @@ class Job:
 
     @property
     def servers_ready(self) -> bool:
-        return self.checkpoints.ready and len(self.replicas.joined("ps")) == self.terms.servers
+        return self.checkpoints.ready and self._all_joined(self.scaling.servers)
+
+    def _all_joined(self, servers: Iterable[str]) -> bool:
+        return set(servers) <= {r.name for r in self.replicas.joined("ps")}
 
     # Routing.
 
@@ -184,15 +201,15 @@ class Job:
                 return out
             case ReplicaStarted() | ReplicaDropped():
                 return self._of_replicas(event, now)
-            case ServerHeld(server, number, counters):
-                return self.cuts.held(server, number, dict(counters), self._unclosed(), self.shards.worked_on())
+            case ServerHeld(server, number, counters, at):
+                at_version = at if self.terms.plan.synchronous else None
+                moving = self.shards.worked_on()
+                return self.cuts.held(server, number, dict(counters), self._unclosed(), moving, at_version)
             case ServerCut(server, number):
                 cut = self.cuts.frozen(server, number)
                 return self._cut_done(cut, now) if cut is not None else []
             case ServerWrote(server, number, part, error):
-                if error:
-                    return self._not_saved(server, number, error, now)
-                return self.checkpoints.wrote(server, number, part)
+                return self._wrote(server, number, part, error, now)
             case ServerRestored(server, timeline, error):
                 return self._restored(server, timeline, error, now)
             case CheckpointPublished(number, directory, error):
@@ -208,6 +225,8 @@ class Job:
                 return [FinishJob(FAILED, error)]
             case StopRequested(reason):
                 return self._stop(reason)
+            case ScaleRequested(role, count):
+                return self._scale(role, count, now)
             case BatchesCommitted(loss=loss):
                 if event.shard.startswith(Kind.TRAIN):
                     self.loss = loss
@@ -233,6 +252,8 @@ class Job:
             return []
         out = self.replicas.handle(event, now)
         if self.replicas.replicas[event.name].role == "ps":
+            if event.name not in self.scaling.servers:
+                return out  # its time comes with the next cut
             out += self.checkpoints.joined(event.name, event.timeline)
             if event.timeline == self.checkpoints.timeline:
                 out += [TellMembers(event.name), *self._tell_of_cuts(event.name)]
@@ -313,6 +334,42 @@ class Job:
             out += self.replicas.handle(TimePassed(), now)
         return out
 
+    # Another number of replicas.
+
+    def _scale(self, role: str, count: int, now: float) -> list[Command]:
+        refused = self.scaling.refused(role, count)
+        if refused or self.stopping:
+            return [Announce(f"not scaled to {count} of {role}: {refused or 'the job is stopping'}")]
+        if role == "worker":
+            return [Announce(f"scaling to {count} workers"), *self.replicas.resize("worker", count, now)]
+        self.scaling.wanted = count
+        out: list[Command] = [Announce(f"scaling from {len(self.scaling.servers)} servers to {count}")]
+        # Those that are too many go when the others hold their rows.
+        return out + self.replicas.resize("ps", max(count, len(self.scaling.servers)), now)
+
+    def _resize(self, now: float) -> list[Command]:
+        """The cut that all servers wrote is where the new ones begin: rows that stay are not moved."""
+        before, after = len(self.scaling.servers), self.scaling.next_servers()
+        for s in self.replicas.slots:
+            s.on_trial = False
+        self.scaling.servers = self.cuts.servers = self.checkpoints.servers = after
+        out = self._roll_back(f"there are {len(after)} servers instead of {before}", now)
+        return out + self.replicas.resize("ps", len(after), now)
+
+    def _not_to_be_had(self, now: float) -> list[Command]:
+        """A replica that was asked for while the job runs fails again and again: go on without."""
+        out: list[Command] = []
+        while self.replicas.not_to_be_had:
+            why = self.replicas.not_to_be_had.pop(0)
+            out.append(Announce(f"{why}; the job goes on without it"))
+            if self.replicas.role_of(why.split()[0]) == "ps":
+                out += self._stay(now)
+        return out
+
+    def _stay(self, now: float) -> list[Command]:
+        self.scaling.wanted = len(self.scaling.servers)
+        return self.replicas.resize("ps", self.scaling.wanted, now)
+
     # Going back.
 
     def _roll_back(self, why: str, now: float) -> list[Command]:
@@ -331,10 +388,15 @@ class Job:
         self.rolled_back = now
         self.repeated += max(0, reached - to.position.version)
         self.servers_leaving &= {r.name for r in self.replicas.joined("ps")}
-        self.recoveries.append(Recovery(why.split()[0], now, [], server=True))
+        if why.split()[0] in self.scaling.servers:
+            self.recoveries.append(Recovery(why.split()[0], now, [], server=True))
         told = f"{why}; everybody goes back from version {reached} to {to} and trains on from there"
+        if reached <= to.position.version:  # nothing is lost
+            told = f"{why}; everybody goes on from {to}"
         out += [Announce(told), TellMembers()]
-        return out + self.checkpoints.restore(r.name for r in self.replicas.joined("ps"))
+        return out + self.checkpoints.restore(
+            r.name for r in self.replicas.joined("ps") if r.name in self.scaling.servers
+        )
 
     def _restored(self, server: str, timeline: int, error: str, now: float) -> list[Command]:
         if timeline != self.checkpoints.timeline:
@@ -375,10 +437,10 @@ class Job:
         if self._ending:
             return (SAVE, 0, bool(self.stopping)) if self.checkpoints.writing is None else None
         wanted: list[tuple[str, int, bool]] = []
-        at = self.evaluation.wanted_at(version, self.terms.plan.total_batches, over)
+        at = self.evaluation.wanted_at(version, self.terms.plan.total_versions, over)
         if at is not None:
             wanted.append((VIEW, at, False))
-        saved = self.checkpoints.wanted(version, self.terms.plan.total_batches, now)
+        saved = self.checkpoints.wanted(version, self.terms.plan.total_versions, now)
         if saved is not None and not over:
             wanted.append((SAVE, *saved))
         return min(wanted, key=lambda w: max(w[1], version), default=None)
@@ -400,6 +462,8 @@ class Job:
                 export = Shard(Kind.EXPORT, 0, 0, 0, 0, 1, payload=str(version))
                 out += self.shards.handle(ShardsAdded((export,)), now)
             return out
+        if self.checkpoints.writing is not None and self.checkpoints.writing.lasting:
+            return out  # the user asked for it
         done = FinishJob(SUCCEEDED, f"all {self.shards.done_records} records are trained")
         return [*self.checkpoints.give_up(), *self.checkpoints.superfluous(), done]
 
@@ -432,17 +496,25 @@ class Job:
         if self.stopping and position.version == 0:
             return [FinishJob(STOPPED, f"{self.stopping}; nothing was trained yet")]
         self.checkpoints.begin(cut.number, position, cut.lasting, self._ending, now)
-        return [] if self._holding_on else [ReleaseServers(cut.number)]
+        out += [] if self._holding_on else [ReleaseServers(cut.number)]
+        for server, (part, error) in cut.early.items():
+            out += self._wrote(server, cut.number, part, error, now)
+        return out
 
     def _published(self, number: int, directory: str, now: float) -> list[Command]:
         writing = self.checkpoints.writing
-        if writing is None or writing.cut != number:
-            return []  # a rollback came in between
+        if writing is None or writing.cut != number:  # a rollback came in between
+            known = any(k.directory == directory for k in self.checkpoints.known)
+            return [] if known else [DeleteCheckpoints((directory,))]
         checkpoint, out = self.checkpoints.published(directory)
         self.checkpoint, version = directory, checkpoint.position.version
         out.append(Announce(f"the checkpoint of version {version} is in {directory}"))
         if writing.held and self.stopping:
             return [*out, FinishJob(STOPPED, f"{self.stopping}; the checkpoint holds version {version}")]
+        if writing.held and self._ready_to_resize:
+            return out + self._resize(now)
+        if writing.held and not self.servers_leaving:  # somebody changed their mind
+            out.append(ReleaseServers(number))
         return out + (self._dismiss("told to go; its part is saved", now) if writing.held else [])
 
     def _dismiss(self, reason: str, now: float) -> list[Command]:
@@ -451,6 +523,15 @@ class Job:
         for name in sorted(self.servers_leaving & {r.name for r in self.replicas.joined("ps")}):
             self.replicas.replace(name, PREEMPTED, reason, now, out)
         return out
+
+    def _wrote(self, server: str, number: int, part: str, error: str, now: float) -> list[Command]:
+        cut = self.cuts.active
+        if cut is not None and cut.number == number:  # it has written before the last server froze
+            cut.early[server] = (part, error)
+            return []
+        if error:
+            return self._not_saved(server, number, error, now)
+        return self.checkpoints.wrote(server, number, part)
 
     def _not_saved(self, server: str, number: int, error: str, now: float) -> list[Command]:
         writing = self.checkpoints.writing
@@ -462,7 +543,10 @@ class Job:
         out = self.checkpoints.give_up()
         kept = self.checkpoints.newest
         out.append(Announce(f"the checkpoint could not be written ({who}{error}); training goes on, {kept} stays"))
-        return out + (self._dismiss("told to go", now) if writing.held else [])
+        if self.scaling.resizing and writing.held:
+            out.append(Announce(f"there stay {len(self.scaling.servers)} servers"))
+            out += self._stay(now)
+        return out + ([ReleaseServers(number), *self._dismiss("told to go", now)] if writing.held else [])
 
     def _stop(self, reason: str) -> list[Command]:
         if self.stopping:

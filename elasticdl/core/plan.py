@@ -1,9 +1,15 @@
-"""How an epoch's records are cut into shards: pure arithmetic, no state."""
+"""How an epoch's records are cut into shards, and shards put together to rounds: pure arithmetic, no state.
+
+A version is one update of the model. In asynchronous training each batch is one; in synchronous training a round of
+`round_batches` consecutive batches is, the last round of an epoch may be short, and every shard is one batch.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from elasticdl.job.spec import JobSpec
 
 
 class Kind(StrEnum):
@@ -31,6 +37,7 @@ class Shard:
     stop: int
     batches: int
     next_batch: int = 0
+    skipped: int = 0  # batches of the present lease that moved nothing
     attempt: int = 0  # grows with each lease; a message with an older one is refused
     worker: str = ""  # who holds the lease
     since: float = 0.0  # when the lease last moved
@@ -63,7 +70,24 @@ class Plan:
     minibatch: int
     batches_per_shard: int
     epochs: int
-    max_step: int = 0  # 0: no limit
+    max_step: int = 0  # versions; 0: no limit
+    round_batches: int = 0  # of synchronous training; 0: asynchronous
+    tolerance: int = 0  # how many versions before its round's a batch may be computed on
+
+    @classmethod
+    def of(cls, spec: JobSpec, records: int) -> Plan:
+        if spec.asynchronous:
+            return cls(records, spec.minibatch_size, spec.num_minibatches_per_task, spec.num_epochs, spec.max_step)
+        tolerance = spec.sync_version_tolerance or 0
+        return cls(records, spec.minibatch_size, 1, spec.num_epochs, spec.max_step, spec.grads_to_wait, tolerance)
+
+    def __post_init__(self) -> None:
+        if self.round_batches and self.batches_per_shard != 1:
+            raise ValueError("in synchronous training every shard is one batch")
+
+    @property
+    def synchronous(self) -> bool:
+        return self.round_batches > 0
 
     @property
     def shard_records(self) -> int:
@@ -78,9 +102,29 @@ class Plan:
         return -(-self.records // self.minibatch)
 
     @property
-    def total_batches(self) -> int:
-        every = self.epochs * self.batches_per_epoch
+    def versions_per_epoch(self) -> int:
+        return -(-self.batches_per_epoch // max(1, self.round_batches))
+
+    @property
+    def total_versions(self) -> int:
+        every = self.epochs * self.versions_per_epoch
         return min(every, self.max_step) if self.max_step else every
+
+    @property
+    def total_batches(self) -> int:
+        epochs, rest = divmod(self.total_versions, self.versions_per_epoch)
+        return epochs * self.batches_per_epoch + min(rest * max(1, self.round_batches), self.batches_per_epoch)
+
+    def version_before(self, epoch: int, index: int) -> int:
+        """In synchronous training: the version on which batch `index` of an epoch is computed, past the end the last.
+
+        It is the number of the batch's round, too.
+        """
+        return min(epoch * self.versions_per_epoch + index // self.round_batches, self.total_versions)
+
+    def version_needed(self, epoch: int, index: int) -> int:
+        """The oldest version on which that batch may be computed."""
+        return max(0, self.version_before(epoch, index) - self.tolerance)
 
     @property
     def total_records(self) -> int:

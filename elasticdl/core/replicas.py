@@ -26,6 +26,7 @@ BLAMED = "crashed in a batch"  # the batch's records answer for it, not the work
 CAUSES = (PREEMPTED, CRASHED, OUT_OF_MEMORY, FINISHED, BLAMED)
 BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 MEMORY_GROWTH, MEMORY_RAISES = 1.5, 2
+GRACE_SECONDS = 30.0  # for a worker that is sent away
 
 
 class State(StrEnum):
@@ -76,6 +77,8 @@ class Slot:
     due: float = 0.0  # when the next one may be launched
     reason: str = "the job wants it"
     past: list[str] = field(default_factory=list)  # uids of those that are gone, where the name is used again
+    wanted: bool = True
+    on_trial: bool = False  # asked for while the job runs: if it cannot be had, the job goes on without
 
 
 @dataclass
@@ -87,6 +90,7 @@ class Replicas:
     next_index: dict[str, int] = field(default_factory=dict)
     losses: int = 0  # replicas lost and replaced
     lost_servers: list[str] = field(default_factory=list)  # those whose loss nobody has dealt with yet, with the reason
+    not_to_be_had: list[str] = field(default_factory=list)  # the same of those that were on trial
     finished: bool = False  # the job is over: nobody is replaced
 
     @classmethod
@@ -147,13 +151,40 @@ class Replicas:
 
     def deadline(self) -> float | None:
         """When `TimePassed` should come next."""
-        times = [s.due for s in self.slots if not s.replica]
+        times = [s.due for s in self.slots if not s.replica and s.wanted]
         for r in self.replicas.values():
             if r.state is State.RUNNING:
                 times.append(r.since + self.budget.start_seconds)
             elif r.state is State.LOST_TOUCH:
                 times.append(r.since + self.budget.reconnect_seconds)
         return min(times, default=None)
+
+    # How many.
+
+    def resize(self, role: str, count: int, now: float) -> list[Command]:
+        """Have so many replicas of a role: make places, or send the last ones away."""
+        slots = [s for s in self.slots if s.role == role]
+        for slot in slots[:count]:
+            if not slot.wanted:
+                slot.wanted, slot.on_trial, slot.crashes, slot.due = True, True, 0, now
+                slot.reason = f"{count} are asked for"
+        for number in range(len(slots), count):
+            self.slots.append(Slot(role, number, due=now, reason=f"{count} are asked for", on_trial=True))
+        out: list[Command] = []
+        for slot in slots[count:]:
+            slot.wanted = False
+            r = self.replicas.get(slot.replica)
+            if r is not None and r.state not in (State.STOPPING, State.GONE):
+                self._dismiss(r, f"{count} are asked for", now, out)
+        self._fill(now, out)
+        return out
+
+    def _dismiss(self, r: Replica, reason: str, now: float, out: list[Command]) -> None:
+        """Nobody takes its place. A worker may finish its batch; a server's part is held by others already."""
+        if r.role == "ps":
+            self._enter(r, State.STOPPING, now, reason)
+            r.cause = PREEMPTED
+        out.append(StopReplica(r.name, reason, 0.0 if r.role == "ps" else GRACE_SECONDS))
 
     # Steps.
 
@@ -198,7 +229,7 @@ class Replicas:
         if self.finished:
             return
         for place, slot in enumerate(self.slots):
-            if slot.replica or now < slot.due:
+            if slot.replica or now < slot.due or not slot.wanted:
                 continue
             index = slot.number if slot.role == "ps" else self.next_index.get(slot.role, 0)
             self.next_index[slot.role] = max(self.next_index.get(slot.role, 0), index + 1)
@@ -229,6 +260,8 @@ class Replicas:
     ) -> None:
         slot = self.slots[r.slot]
         slot.replica, slot.due = "", now
+        if not slot.wanted:
+            return
         slot.reason = f"{r.name} is gone: {reason}"
         self.losses += 1
         tail = "\n".join(last_lines)
@@ -241,6 +274,10 @@ class Replicas:
             slot.reason += f"; it comes back with {MEMORY_GROWTH**slot.memory_raises:g} times the memory"
         elif cause not in (PREEMPTED, BLAMED):
             slot.crashes += 1
+            if slot.crashes > allowed and slot.on_trial:
+                slot.wanted = False
+                self.not_to_be_had.append(f"{r.name} failed {slot.crashes} times: {reason}")
+                return
             if slot.crashes > allowed:
                 self.finished = True
                 out.append(FinishJob("failed", f"{r.name} failed {slot.crashes} times: {reason}\n{tail}".rstrip()))

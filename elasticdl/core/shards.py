@@ -8,7 +8,7 @@ What is under suspicion has a worker to itself: of a dead worker's leases only t
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from elasticdl.core.commands import (
@@ -20,6 +20,7 @@ from elasticdl.core.commands import (
     FinishJob,
     GrantLease,
     IdentifyRecord,
+    RevokeLease,
 )
 from elasticdl.core.events import (
     BatchesCommitted,
@@ -90,7 +91,9 @@ class Shards:
     waiting: list[Shard] = field(default_factory=list)  # given back or added, by urgency
     leased: dict[str, Shard] = field(default_factory=dict)
     done: dict[int, EpochDone] = field(default_factory=dict)
-    version: int = 0  # batches committed on every server
+    version: int = 0  # updates of the model that every server has made
+    version_since: float = 0.0  # when it last rose
+    skipped: int = 0  # batches that counted and moved nothing, since their gradients were not finite
     searches: dict[str, Search] = field(default_factory=dict)
     bad_records: list[BadRecord] = field(default_factory=list)
     probes: int = 0
@@ -113,8 +116,8 @@ class Shards:
             case ReplicaLeaving(worker):
                 if worker in self.seats:
                     self.seats[worker].leaving = True
-            case BatchesCommitted(worker, shard, attempt, next_batch):
-                self._committed(worker, shard, attempt, next_batch, now, out)
+            case BatchesCommitted(worker, shard, attempt, next_batch, _, skipped):
+                self._committed(worker, shard, attempt, next_batch, skipped, now, out)
             case ShardCompleted(worker, shard, attempt, result):
                 self._completed(worker, shard, attempt, result, out)
             case BatchFailed(worker, shard, attempt, _, error):
@@ -166,15 +169,20 @@ class Shards:
         return out
 
     def idle_since(self, worker: str) -> float | None:
-        """When a worker's leases last moved; None when it holds none."""
-        moved = [s.since for s in self.leased.values() if s.worker == worker]
-        return max(moved) if moved else None
+        """When a worker's leases last moved; None when it holds none that it could be moving now.
+
+        In synchronous training a later round's batch waits for the present round, whoever holds that one back.
+        """
+        held = [s for s in self.leased.values() if s.worker == worker]
+        if not held or all(self._round(s) > self.version for s in held):
+            return None
+        return max(self.version_since, *(s.since for s in held))
 
     def worked_on(self) -> set[str]:
-        """The oldest lease of each worker. Those behind it wait for as long as its pushes are held."""
+        """The lease of each worker that it is at. Those behind it wait for as long as its pushes are held."""
         first: dict[str, Shard] = {}
         for s in self.leased.values():
-            if s.worker not in first or s.turn < first[s.worker].turn:
+            if s.worker not in first or self._turn(s) < self._turn(first[s.worker]):
                 first[s.worker] = s
         return {s.id for s in first.values()}
 
@@ -207,6 +215,9 @@ class Shards:
                 at.version += 1
             if reached < s.batches:
                 at.open[s.id] = (reached, s.batches)
+        if self.plan.synchronous:  # a cut is made between two rounds
+            places = [at.next, *((s.round, s.index) for s in self.open_training() if s.id in at.open)]
+            at.version = min(self.plan.version_before(*place) for place in places)
         return at
 
     def go_back(self, to: Position) -> None:
@@ -240,14 +251,14 @@ class Shards:
             elif h.completed and held.kind is not Kind.TRAIN:
                 self._completed(name, h.shard, h.attempt, h.result, out)
             else:
-                self._committed(name, h.shard, h.attempt, h.next_batch, now, out)
+                self._committed(name, h.shard, h.attempt, h.next_batch, h.skipped, now, out)
         for s in sorted(self.leased.values(), key=lambda s: s.turn):
             if s.worker == name and (s.id, s.attempt) not in known:
                 out.append(GrantLease(name, s.id, s.attempt, "the worker did not have its lease yet"))
 
     def _lost(self, worker: str, reason: str, blame: bool, out: list[Command], hung: bool = False) -> None:
         self.seats.pop(worker, None)
-        held = sorted((s for s in self.leased.values() if s.worker == worker), key=lambda s: s.turn)
+        held = sorted((s for s in self.leased.values() if s.worker == worker), key=self._turn)
         for place, s in enumerate(held):
             s.careful = s.careful or blame
             self._take_back(s, out)
@@ -266,7 +277,7 @@ class Shards:
         insort(self.waiting, s, key=_order)
 
     def _committed(
-        self, worker: str, shard_id: str, attempt: int, next_batch: int, now: float, out: list[Command]
+        self, worker: str, shard_id: str, attempt: int, next_batch: int, skipped: int, now: float, out: list[Command]
     ) -> None:
         s = self._held(worker, shard_id, attempt)
         if s is None:
@@ -276,8 +287,13 @@ class Shards:
             self._advance(s, next_batch)
         if next_batch > s.next_batch or s.kind is Kind.TRAIN:
             s.since = now
+        if skipped > s.skipped:
+            self.skipped += skipped - s.skipped
+            s.skipped = skipped
+            out.append(Announce(f"a batch of shard {s.id} moves nothing: its gradients are not finite"))
         if s.kind is Kind.TRAIN and s.next_batch >= s.batches:
             del self.leased[s.id]
+            self._count_rounds(now)
             out += [CloseLease(worker, shard_id, attempt), CloseShard(shard_id)]
             if self.done[s.round].records == self.plan.epoch_records(s.round):
                 out.append(CloseEpoch(s.round))
@@ -287,9 +303,20 @@ class Shards:
         for batch in range(s.next_batch, min(next_batch, s.batches)):
             done.batches += 1
             done.records += self.plan.batch_records(s, batch)
-            self.version += 1
             s.next_batch = batch + 1
             s.strikes = s.searched = s.refusals = 0
+            if not self.plan.synchronous:
+                self.version += 1
+
+    def _count_rounds(self, now: float) -> None:
+        """The version in synchronous training: the first round of which a batch is not committed."""
+        if not self.plan.synchronous:
+            return
+        open_ = [s for s in (*self.leased.values(), *self.waiting) if s.kind is Kind.TRAIN]
+        open_ += [s.shard for s in self.searches.values()]
+        version = min([self.plan.version_before(*self._fresh()), *(self._round(s) for s in open_)])
+        if version > self.version:
+            self.version, self.version_since = version, now
 
     def _completed(self, worker: str, shard_id: str, attempt: int, result: str, out: list[Command]) -> None:
         s = self._held(worker, shard_id, attempt)
@@ -393,14 +420,26 @@ class Shards:
             return self.epoch + 1, 0
         return self.epoch, self.index
 
+    def _round(self, s: Shard) -> int:
+        """The round that a shard belongs to, or that waits for it; the present one for what is not training."""
+        if not self.plan.synchronous or s.kind not in (Kind.TRAIN, Kind.PROBE):
+            return self.version
+        of = s if s.kind is Kind.TRAIN else self.plan.named(s.payload)
+        return self.plan.version_before(of.round, of.index)
+
+    def _turn(self, s: Shard) -> tuple[int, ...]:
+        """The order in which a worker works on its leases."""
+        return s.order if self.plan.synchronous else (s.turn,)
+
     def _next(self) -> Shard | None:
         """The next shard to lease: what came back or is urgent first, then the epoch's next fresh one."""
         for place, s in enumerate(self.waiting):
             if s.kind is not Kind.TRAIN or (not self.paused and (not self.draining or s.attempt)):
                 return self.waiting.pop(place)
-        if self.paused or self.draining:
-            return None
         epoch, index = self._fresh()
+        begun = self.plan.synchronous and index % self.plan.round_batches > 0  # servers cut between two rounds only
+        if self.paused or (self.draining and not begun):
+            return None
         fresh = self.plan.shard(epoch, index)
         if fresh is not None:
             self.epoch, self.index = epoch, index + 1
@@ -411,13 +450,16 @@ class Shards:
 
         A probe or a suspect has its worker to itself: if that worker dies, nothing else can have been the reason.
         """
-        load = {w: 0 for w, seat in self.seats.items() if not seat.leaving}
-        for held in self.leased.values():
-            if held.worker in load:
-                load[held.worker] += self.seats[held.worker].capacity if held.alone else 1
         while True:
+            load = {w: 0 for w, seat in self.seats.items() if not seat.leaving}
+            for held in self.leased.values():
+                if held.worker in load:
+                    load[held.worker] += self.seats[held.worker].capacity if held.alone else 1
             free = [(n, w) for w, n in load.items() if n < self.seats[w].capacity]
             if not free:
+                back = (s for s in self.waiting if s.kind in (Kind.TRAIN, Kind.PROBE) and not self.paused)
+                if self._make_room(next(back, None), load, out):
+                    continue
                 return
             s = self._next()
             if s is None:
@@ -425,9 +467,10 @@ class Shards:
             count, worker = min(free)
             if s.alone and count:
                 insort(self.waiting, s, key=_order)  # until a worker has nothing else
+                if self._make_room(s, load, out):
+                    continue
                 return
-            load[worker] += self.seats[worker].capacity if s.alone else 1
-            s.worker, s.since = worker, now
+            s.worker, s.since, s.skipped = worker, now, 0
             reason = "given back" if s.attempt else "next in the epoch"
             s.attempt = max(s.attempt, self.attempts_before) + 1
             self.highest_attempt = max(self.highest_attempt, s.attempt)
@@ -435,6 +478,28 @@ class Shards:
             s.turn = self.turns
             self.leased[s.id] = s
             out.append(GrantLease(worker, s.id, s.attempt, reason))
+
+    def _make_room(self, needed: Shard | None, workers: Collection[str], out: list[Command]) -> bool:
+        """In synchronous training: take batches of later rounds from a worker, for one that all of them wait for.
+
+        Whether there is room now. A later round is not begun before the earlier one is whole, so little is lost.
+        """
+        if needed is None or not self.plan.synchronous:
+            return False
+        held: dict[str, list[Shard]] = {w: [] for w in workers}
+        for s in self.leased.values():
+            if s.worker in held:
+                held[s.worker].append(s)
+        places = [sorted(h, key=self._turn) for h in held.values() if h]
+        for leases in sorted(places, key=lambda h: self._turn(h[-1]), reverse=True):
+            later = [s for s in leases if s.kind is Kind.TRAIN and self._round(s) > self._round(needed)]
+            if not later or (needed.alone and len(later) < len(leases)):
+                continue
+            for s in later if needed.alone else later[-1:]:
+                out.append(RevokeLease(s.worker, s.id, s.attempt, f"{needed.id} comes first"))
+                self._take_back(s, out)
+            return True
+        return False
 
 
 def _order(s: Shard) -> tuple[int, int, int]:

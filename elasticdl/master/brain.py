@@ -29,11 +29,13 @@ def event_of(replica: str, message: pb.FromReplica) -> e.Event:
     match message.WhichOneof("body"):
         case "hello":
             h = message.hello
-            holdings = tuple(e.Holding(x.shard, x.attempt, x.next_batch, x.completed, x.result) for x in h.holdings)
+            holdings = tuple(
+                e.Holding(x.shard, x.attempt, x.next_batch, x.completed, x.result, x.skipped) for x in h.holdings
+            )
             return e.ReplicaJoined(replica, h.incarnation, h.address, holdings, h.capacity, h.timeline)
         case "progress":
             p = message.progress
-            return e.BatchesCommitted(replica, p.shard, p.attempt, p.next_batch, p.loss)
+            return e.BatchesCommitted(replica, p.shard, p.attempt, p.next_batch, p.loss, p.skipped)
         case "completed":
             d = message.completed
             return e.ShardCompleted(replica, d.shard, d.attempt, d.result)
@@ -49,7 +51,7 @@ def event_of(replica: str, message: pb.FromReplica) -> e.Event:
             return e.WorkerUnfit(replica, message.unfit.error)
         case "held":
             counters = tuple((x.shard, x.next_batch) for x in message.held.counters)
-            return e.ServerHeld(replica, message.held.cut, counters)
+            return e.ServerHeld(replica, message.held.cut, counters, message.held.at)
         case "frozen":
             return e.ServerCut(replica, message.frozen.cut)
         case "wrote":
@@ -109,11 +111,15 @@ class Brain:
             case c.SettleSave(cut, directory, server):
                 settle = pb.Settle(cut=cut, published=bool(directory), directory=directory)
                 return self._to_servers(pb.ToReplica(settle=settle), server)
-            case c.RestoreServer(server, timeline, directory, position):
+            case c.RestoreServer(server, timeline, directory, position, servers):
                 reached = [
                     pb.Opened(shard=s, next_batch=n, batches=batches) for s, (n, batches) in position.open.items()
                 ]
-                restore = pb.Restore(timeline=timeline, directory=directory, version=position.version, open=reached)
+                plan = self.job.terms.plan
+                restore = pb.Restore(
+                    timeline=timeline, directory=directory, version=position.version, open=reached, servers=servers,
+                    round_batches=plan.round_batches, epoch_batches=plan.batches_per_epoch, tolerance=plan.tolerance,
+                )  # fmt: skip
                 return [Send(server, pb.ToReplica(restore=restore))]
             case c.DropView(cut):
                 return self._to_servers(pb.ToReplica(drop_view=pb.DropView(cut=cut)))
@@ -121,7 +127,7 @@ class Brain:
                 return [command]
 
     def _servers(self) -> list[str]:
-        return [r.name for r in self.job.replicas.joined("ps")]
+        return [r.name for r in self.job.replicas.joined("ps") if r.name in self.job.scaling.servers]
 
     def _to_servers(self, message: pb.ToReplica, server: str = "") -> list[Effect]:
         return [Send(s, message) for s in ([server] if server else self._servers())]
@@ -141,8 +147,9 @@ class Brain:
             opened = [_opened(s) for s in self.job.shards.open_training()]
             return [Send(name, pb.ToReplica(open_shards=pb.OpenShards(open=opened)))]
         servers = sorted((r for r in replicas.values() if r.role == "ps" and r.address), key=lambda r: r.index)
-        known = [r.address for r in servers if r.state is not State.GONE]
-        addresses = known if not self.job.shards.paused and len(known) == self.job.terms.servers else []
+        known = [r.address for r in servers if r.state is not State.GONE and r.name in self.job.scaling.servers]
+        whole = not self.job.shards.paused and len(known) == len(self.job.scaling.servers)
+        addresses = known if whole else []
         timeline = self.job.checkpoints.timeline
         members = pb.ToReplica(members=pb.Members(timeline=timeline, servers=addresses))
         names = [name] if name else [r.name for r in self.job.replicas.joined("worker")]

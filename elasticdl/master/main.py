@@ -21,6 +21,7 @@ from elasticdl.core.replicas import Budget
 from elasticdl.data.dataset import Dataset
 from elasticdl.errors import ElasticDLError, JobFailed
 from elasticdl.job import loglines, names
+from elasticdl.job.modes import mode
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.actions import Actions
 from elasticdl.master.journal import Journal
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def terms_of(spec: JobSpec, training_records: int, validation_records: int) -> Terms:
-    plan = Plan(training_records, spec.minibatch_size, spec.num_minibatches_per_task, spec.num_epochs, spec.max_step)
+    plan = Plan.of(spec, training_records)
     limit = spec.limit("worker")
     budget = Budget(
         crashes=spec.relaunch_on_worker_failure,
@@ -46,7 +47,7 @@ def terms_of(spec: JobSpec, training_records: int, validation_records: int) -> T
     )
     return Terms(
         str(spec.job_name), spec.num_workers, spec.num_ps_pods, plan, validation_records, spec.evaluation_steps,
-        spec.max_bad_records, bool(spec.output), budget, spec.audit, _schedule(spec),
+        spec.max_bad_records, bool(spec.output), budget, spec.audit, _schedule(spec), mode(spec),
     )  # fmt: skip
 
 

@@ -50,7 +50,9 @@ class Master:
         self._clock, self._now, self._starts = clock, now, starts
         self.chronicle = Chronicle(journal.fact("started_at") or clock())
         self._inbox: asyncio.Queue[e.Event] = asyncio.Queue()
-        self.streams = Streams(token, starts, self._inbox.put_nowait, job.replicas.admits, self.status)
+        self.streams = Streams(
+            token, starts, self._inbox.put_nowait, job.replicas.admits, self.status, refuses=job.scaling.refused
+        )
         self._said_at = 0.0
 
     def now(self) -> float:

@@ -31,10 +31,11 @@ class Streams(ControlServicer):
         admits: Callable[[str, str], bool],
         status: Callable[[], pb.Status],
         status_seconds: float = 0.5,
+        refuses: Callable[[str, int], str] = lambda role, count: "",
     ) -> None:
         self._token, self._epoch = token, master_epoch
         self._hear, self._admits, self._status = hear, admits, status
-        self._status_seconds = status_seconds
+        self._status_seconds, self._refuses = status_seconds, refuses
         self._outboxes: dict[str, Outbox] = {}
         self._over = asyncio.Event()
         self._goodbye: pb.ToReplica | None = None
@@ -113,6 +114,13 @@ class Streams(ControlServicer):
         await self._authenticate(context)
         self._hear(e.StopRequested(request.reason or "a stop was asked for"))
         return pb.StopReply()
+
+    async def Scale(self, request: pb.ScaleRequest, context: Any) -> pb.ScaleReply:
+        await self._authenticate(context)
+        refused = self._refuses(request.role, request.count)
+        if not refused:
+            self._hear(e.ScaleRequested(request.role, request.count))
+        return pb.ScaleReply(refused=refused)
 
     async def _authenticate(self, context: Any) -> None:
         if not auth.authentic(self._token, context.invocation_metadata()):

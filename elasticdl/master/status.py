@@ -69,7 +69,7 @@ def status(job: Job, chronicle: Chronicle, now: float, master_starts: int) -> pb
         epoch=min(shards.epoch, job.terms.plan.epochs - 1),
         epochs=job.terms.plan.epochs,
         version=shards.version,
-        version_total=job.terms.plan.total_batches,
+        version_total=job.terms.plan.total_versions,
         loss=job.loss or 0.0,
         has_loss=job.loss is not None,
         records_per_second=chronicle.records_per_second(),
@@ -84,6 +84,10 @@ def status(job: Job, chronicle: Chronicle, now: float, master_starts: int) -> pb
         master_starts=master_starts,
         timeline=job.checkpoints.timeline,
         repeated_batches=job.repeated,
+        servers=len(job.scaling.servers),
+        servers_wanted=job.scaling.wanted,
+        mode=job.terms.mode,
+        skipped_batches=shards.skipped,
     )
     for version, metrics in job.evaluation.done:
         out.evaluations.add(version=version, metrics=json.loads(metrics))

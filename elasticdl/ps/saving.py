@@ -47,20 +47,20 @@ class Saving:
     """One cut on its way to the disk. All methods belong to the thread that owns the parameters."""
 
     def __init__(
-        self, parameters: Parameters, cut: int, directory: Path, chain: Chain, ring: Callable[[], None]
+        self, parameters: Parameters, cut: int, version: int, directory: Path, chain: Chain, ring: Callable[[], None]
     ) -> None:
         """Freeze what is here now. `chain` already holds what did not change since; `ring` is called from the writing
         thread whenever there is something to see to."""
-        self.cut, self.directory, self._ring = cut, directory, ring
+        self.cut, self.version, self.directory, self._ring = cut, version, directory, ring
         self._parameters = parameters
-        self._views = [store.mark() for store in parameters.tables]
+        self._views = [store.mark() for store in parameters.stores]
         self._dense = {
             "weights": parameters.weights.copy(),
             "slots": parameters.slots.copy(),
             "state": parameters.state.copy(),
         }
-        changed = sum(store.changed(view) for store, view in zip(parameters.tables, self._views, strict=True))
-        held = sum(len(store) for store in parameters.tables)
+        changed = sum(store.changed(view) for store, view in zip(parameters.stores, self._views, strict=True))
+        held = sum(len(store) for store in parameters.stores)
         # Increments that are together as large as everything are dearer to read than to write anew.
         sizes = [f["bytes"] for f in chain.files]
         bulk = sum(sizes[1:]) + sizes[0] * changed / max(1, held) if sizes else 0
@@ -68,13 +68,13 @@ class Saving:
         self._chain = Chain() if self.whole else chain
         self._counts = [
             len(store) if self.whole else store.changed(view)
-            for store, view in zip(parameters.tables, self._views, strict=True)
+            for store, view in zip(parameters.stores, self._views, strict=True)
         ]
         self._removed = [
             np.empty(0, np.int64) if self.whole else store.removed(view)
-            for store, view in zip(parameters.tables, self._views, strict=True)
+            for store, view in zip(parameters.stores, self._views, strict=True)
         ]
-        self._widths = [store.export_rows(0, 0)[1].shape[1] for store in parameters.tables]
+        self._widths = [store.export_rows(0, 0)[1].shape[1] for store in parameters.stores]
         self._exports = self._export()
         self._exported = False
         self._pieces: queue.Queue[Piece] = queue.Queue(PIECES)
@@ -106,14 +106,14 @@ class Saving:
         """The end of it: what it took counts as changed again unless it is part of a checkpoint."""
         self._cancelled.set()
         self._thread.join()
-        for store, view in zip(self._parameters.tables, self._views, strict=True):
+        for store, view in zip(self._parameters.stores, self._views, strict=True):
             if published:
                 store.release(view)
             else:
                 store.unmark(view)
 
     def _export(self) -> Iterator[Piece]:
-        for store, view in zip(self._parameters.tables, self._views, strict=True):
+        for store, view in zip(self._parameters.stores, self._views, strict=True):
             start = 0
             while self.whole:
                 ids, rows = store.export_rows(start, EXPORT_ROWS, view)

@@ -19,18 +19,23 @@ from elasticdl import faults
 from elasticdl.errors import DataError
 from elasticdl.job.parameters import ParametersSpec
 from elasticdl.ps import snapshot
+from elasticdl.ps.endpoint import Endpoint
+from elasticdl.ps.gradients import Gradients, average
 from elasticdl.ps.ledger import Ledger, Push, Verdict
 from elasticdl.ps.parameters import Parameters
 from elasticdl.ps.placement import place
+from elasticdl.ps.rounds import Rounds, ledger_of
 from elasticdl.ps.saving import Chain, Saving
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.frames import FRAME_BYTES, Answer, BadFrame, Header, Op, cut, floats, ids, joined
+from elasticdl.wire.auth import Keys
+from elasticdl.wire.frames import Answer, BadFrame, Header, Op, cut, floats, ids, joined
 
 log = logging.getLogger(__name__)
 
 UNKNOWN_SECONDS = 10.0  # how long a push of a lease not heard of may wait
 MAX_DIM = 1 << 20  # of a table's rows
 Frames = Sequence[memoryview]
+ANSWERS = {Verdict.REPEAT: Answer.REPEAT, Verdict.RESEND: Answer.RESEND, Verdict.STALE: Answer.STALE}
 
 
 @dataclass
@@ -49,31 +54,29 @@ class Service:
     def __init__(
         self, index: int, servers: int, seed: int, token: str, say: Callable[[pb.FromReplica], None],
         host: str = "127.0.0.1", unknown_seconds: float = UNKNOWN_SECONDS,
+        keys: Keys | None = None, directory: Path | None = None, staleness_modulation: bool = False,
     ) -> None:  # fmt: skip
         self.index, self.servers, self.seed, self.token, self.say = index, servers, seed, token, say
-        self.unknown_seconds = unknown_seconds
+        self.unknown_seconds, self.staleness_modulation = unknown_seconds, staleness_modulation
         self.ledger = Ledger()
         self.parameters: Parameters | None = None
         self._begin_from: tuple[Path, list[list[snapshot.File]]] | None = None
         self._chain = Chain()
         self._saving: Saving | None = None
         self._told_saved = False
+        self._saved_as = ("", 0)  # the last checkpoint written here, and the version it holds
         self._freeze_later: pb.Freeze | None = None
         self._greeted: set[bytes] = set()
         self._waiting: dict[tuple[bytes, str], Waiting] = {}
+        self._early: dict[bytes, Header] = {}  # who pulls a version that is yet to come
+        self._kept: dict[tuple[int, int], Gradients] = {}  # synchronous training: (epoch, batch) of unfinished rounds
         self._directives: queue.SimpleQueue[pb.ToReplica | None] = queue.SimpleQueue()
         self._bell, self._rope = socket.socketpair()
         self._rope.setblocking(False)
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        # A client that reconnects is itself again, even where its old connection has not been noticed to be dead.
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
-        self._socket.bind(f"tcp://{host}:*")
-        self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._endpoint = Endpoint(self._context, host, keys, directory)
+        self._socket = self._endpoint.socket
+        self.address = self._endpoint.address
 
     def direct(self, message: pb.ToReplica) -> None:
         """Hand a directive of the master to the thread."""
@@ -93,6 +96,7 @@ class Service:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._bell, zmq.POLLIN)
+        poller.register(self._endpoint.monitor, zmq.POLLIN)
         try:
             while True:
                 feeding = self._saving is not None and self._saving.feed()
@@ -101,13 +105,15 @@ class Service:
                     self._bell.recv(4096)
                     if not self._obey():
                         return
+                if self._endpoint.monitor in ready:
+                    self._endpoint.hear_of_strangers()
                 if self._socket in ready:
                     self._serve()
                 self._expire()
                 self._saved()
         finally:
             self._give_up_saving()
-            self._socket.close(0)
+            self._endpoint.close()
             self._context.term()
             self._bell.close()
             self._rope.close()
@@ -146,7 +152,9 @@ class Service:
         elif self._saving is None or self._saving.cut != freeze.cut:
             self._give_up_saving()
             faults.point("server.before_freeze")
-            self._saving = Saving(self.parameters, freeze.cut, Path(freeze.directory), self._chain, self._ring)
+            self._saving = Saving(
+                self.parameters, freeze.cut, self.ledger.version, Path(freeze.directory), self._chain, self._ring
+            )
             self._told_saved = False
         else:
             self._told_saved = False  # asked again: what was said got lost
@@ -168,6 +176,7 @@ class Service:
         saving.settle(settle.published)
         if settle.published:
             self._chain = Chain(Path(settle.directory), saving.files)
+            self._saved_as = (settle.directory, saving.version)
 
     def _give_up_saving(self) -> None:
         if self._saving is not None:
@@ -175,27 +184,41 @@ class Service:
             self._saving = None
 
     def _restore(self, restore: pb.Restore) -> None:
-        """Forget everything; the checkpoint is checked now, and read when the first worker says what it is for."""
+        """Begin a timeline. A checkpoint is checked now, and read when the first worker says what it is for."""
         restored = pb.Restored(timeline=restore.timeline)
         if restore.timeline != self.ledger.timeline:
+            # Who wrote the checkpoint and has moved no further holds it in memory still.
+            here = self._saved_as == (restore.directory, restore.version) and self.ledger.version == restore.version
+            held, self.parameters = self.parameters if here else None, None
             self._give_up_saving()
-            self.parameters, self._freeze_later = None, None
-            self._chain = Chain()
+            self._chain, self._freeze_later, self._begin_from = Chain(), None, None
             self._waiting.clear()
+            self._early.clear()
+            self._kept.clear()
+            self.servers = restore.servers or self.servers
             try:
                 if restore.directory:
-                    directory = Path(restore.directory)
-                    parts = snapshot.needed(snapshot.read_manifest(directory), self.index, self.servers)
-                    snapshot.verify(directory, [f for p in parts for f in p])
-                    self._begin_from = directory, parts
-                    faults.point("server.restoring")
-                else:
-                    self._begin_from = None
-                self.ledger = Ledger.restored(restore)
+                    self._check_out(Path(restore.directory), held)
+                self.ledger = ledger_of(restore)
                 log.info("Timeline %d begins at version %d", restore.timeline, restore.version)
             except DataError as error:
                 restored.error = f"{error.path}: {error.what}"
         self.say(pb.FromReplica(restored=restored))
+
+    def _check_out(self, directory: Path, held: Parameters | None) -> None:
+        """See that what has to be read of a checkpoint is good; what is held of it already need not be read."""
+        manifest = snapshot.read_manifest(directory)
+        parts = snapshot.needed(manifest, self.index, self.servers)
+        if held is not None and held.servers == self.servers:
+            self.parameters, self._chain = held, Chain(directory, parts[0])
+            held.forget_views()
+            return
+        snapshot.verify(directory, [f for p in parts for f in p])
+        faults.point("server.restoring")
+        if held is not None:
+            self.parameters = snapshot.resized(held, self.servers, directory, parts, self.seed)
+        else:
+            self._begin_from = directory, parts
 
     # Requests.
 
@@ -245,8 +268,10 @@ class Service:
             self._waiting[key] = Waiting(sender, header, body, since)
             return None
         if header.op is Op.PULL:
-            weights, state = parameters.pull(header.view)
-            return self._answer(sender, header, Answer.OK, weights, state)
+            if header.start > self.ledger.version:
+                self._early[sender] = header
+                return None
+            return self._pull(sender, header)
         if not 0 <= header.table < len(parameters.tables):
             raise BadFrame(f"there is no table {header.table}")
         if header.op is Op.ROWS:
@@ -283,7 +308,7 @@ class Service:
 
     def _continue_chain(self, parameters: Parameters, directory: Path, parts: list[list[snapshot.File]]) -> None:
         """What was read need not be written again, where it is this server's own part."""
-        for store in parameters.tables:
+        for store in parameters.stores:
             store.release(store.mark())
         if len(parts) == 1 and parts[0][-1]["name"].startswith(f"ps-{self.index}-of-{self.servers}."):
             self._chain = Chain(directory, parts[0])
@@ -312,14 +337,19 @@ class Service:
             moved = False
             for key, w in list(self._waiting.items()):
                 moved |= self._judge(key, w)
+        for sender, header in list(self._early.items()):
+            if header.start <= self.ledger.version:
+                del self._early[sender]
+                self._pull(sender, header)
         report = self.ledger.report()
         if report is not None:
             counters = [pb.Counter(shard=s, next_batch=n) for s, n in report[1].items()]
-            self.say(pb.FromReplica(held=pb.Held(cut=report[0], counters=counters)))
+            held = pb.Held(cut=report[0], counters=counters, at=self.ledger.holds_at)
+            self.say(pb.FromReplica(held=held))
 
     def _judge(self, key: tuple[bytes, str], w: Waiting) -> bool:
         h = w.header
-        push = Push(h.timeline, h.epoch, h.index, h.attempt, h.batch)
+        push = Push(h.timeline, h.epoch, h.index, h.attempt, h.batch, h.view)
         ruling = self.ledger.judge(push)
         if ruling.verdict is Verdict.WAIT:
             return False
@@ -330,33 +360,39 @@ class Service:
         if ruling.verdict is Verdict.OVER:
             self._over(w.sender, h, ruling.reason)
             return False
-        if ruling.verdict is Verdict.APPLY:
+        if ruling.verdict in (Verdict.APPLY, Verdict.KEEP):
             try:
-                self._apply(h, w.body)
+                gradients = Gradients.read(self._declared(), h, w.body)
             except BadFrame as error:
                 log.warning("Refused a push of %s: %s", push.shard, error)
                 self._refuse(w.sender, h, str(error))
                 return False
-            self.ledger.applied(push)
-        answer = {Verdict.APPLY: Answer.OK, Verdict.REPEAT: Answer.REPEAT, Verdict.RESEND: Answer.RESEND}
-        expected = self.ledger.entries[push.shard].next_batch
-        self._answer(w.sender, h, answer[ruling.verdict], batch=expected)
-        return ruling.verdict is Verdict.APPLY
+            self._take(push, gradients)
+            self._answer(w.sender, h, Answer.OK, batch=push.batch + 1)
+            return True
+        self._answer(w.sender, h, ANSWERS[ruling.verdict], batch=ruling.next_batch)
+        return False
 
-    def _apply(self, header: Header, body: Frames) -> None:
+    def _take(self, push: Push, gradients: Gradients) -> None:
+        """Apply a batch; in synchronous training, its round as soon as it is whole."""
+        parameters, ledger = self._declared(), self.ledger
+        if not isinstance(ledger, Rounds):
+            age = max(1, ledger.version - push.computed_on) if self.staleness_modulation else 1
+            gradients.apply(parameters, ledger.version + 1, 1 / age)
+            return ledger.applied(push)
+        self._kept[push.epoch, push.index] = gradients
+        ledger.keep(push)
+        while ledger.whole():
+            batches = sorted(k for k in self._kept if ledger.round_of(*k) == ledger.version)
+            average(parameters, [self._kept.pop(k) for k in batches]).apply(parameters, ledger.version + 1)
+            ledger.round_applied()
+        return None
+
+    def _pull(self, sender: bytes, header: Header) -> None:
         parameters = self._declared()
-        tables = parameters.spec.tables
-        if len(body) != 2 + 2 * len(tables):
-            raise BadFrame(f"{len(body)} frames in a push, expected {2 + 2 * len(tables)}")
-        gradients = floats(body[0], len(parameters.weights), "dense gradients")
-        state = floats(body[1], len(parameters.state), "state difference")
-        rows = {}
-        for number, table in enumerate(tables):
-            found = ids(body[2 + 2 * number], f"ids of {table.name}")
-            grads = floats(body[3 + 2 * number], len(found) * table.dim, f"gradients of {table.name}")
-            if len(found):
-                rows[number] = (found, grads.reshape(len(found), table.dim))
-        parameters.apply(self.ledger.version + 1, gradients, state, rows, header.rate)
+        weights, state = parameters.pull(header.view)
+        slots = [parameters.slots.copy()] if header.batch and not header.view else []
+        self._answer(sender, header, Answer.OK, weights, state, *slots)
 
     def _expire(self) -> None:
         now = time.monotonic()

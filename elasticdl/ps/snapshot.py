@@ -17,7 +17,8 @@ from typing_extensions import TypedDict
 
 from elasticdl.errors import DataError
 from elasticdl.job.parameters import ParametersSpec
-from elasticdl.ps.parameters import Parameters
+from elasticdl.ps._native import RowStore
+from elasticdl.ps.parameters import EXPORT_ROWS, Parameters
 from elasticdl.ps.placement import gather_index, place, servers_of
 
 MANIFEST = "manifest.json"
@@ -127,8 +128,27 @@ def needed(manifest: Manifest, index: int, servers: int) -> list[list[File]]:
     return mine if len(parts) == servers and mine else parts
 
 
-def restore(parameters: Parameters, directory: Path, parts: list[list[File]]) -> None:
-    """Fill a server from the parts of a checkpoint, made by any number of servers."""
+def resized(held: Parameters, servers: int, directory: Path, parts: list[list[File]], seed: int) -> Parameters:
+    """What a server holds when there is another number of them: rows that stay are kept, only new ones are read."""
+    held.forget_views()
+    fresh = Parameters(held.spec, held.index, servers, seed, tables=held.tables)
+    for store in fresh.stores:
+        store.remove(np.concatenate([ids[servers_of(ids, servers) != held.index] for ids in _all_ids(store)]))
+    restore(fresh, directory, parts, known=held.servers)
+    return fresh
+
+
+def _all_ids(store: RowStore) -> Iterator[npt.NDArray[np.int64]]:
+    yield np.empty(0, np.int64)
+    for start in range(0, len(store), EXPORT_ROWS):
+        yield store.export_rows(start, EXPORT_ROWS)[0]
+
+
+def restore(parameters: Parameters, directory: Path, parts: list[list[File]], known: int = 0) -> None:
+    """Fill a server from the parts of a checkpoint, made by any number of servers.
+
+    `known` servers made it, and this was one of them: what it held is in memory.
+    """
     trainable = tuple(v for v in parameters.spec.variables if v.trainable)
     state = tuple(v for v in parameters.spec.variables if not v.trainable)
     slots = parameters.optimizer.slots
@@ -141,7 +161,8 @@ def restore(parameters: Parameters, directory: Path, parts: list[list[File]]) ->
                 about = saved.metadata() or {}
                 _compare(parameters.spec, ParametersSpec.model_validate_json(about["spec"]), directory)
                 index, servers = int(about["index"]), int(about["servers"])
-                _restore_tables(parameters, saved, index, servers)
+                if not (known == servers and index == parameters.index):
+                    _restore_tables(parameters, saved, index, servers)
                 if file is part[-1]:
                     where = gather_index(place(trainable, servers)[index])
                     all_weights[where] = saved.get_tensor("weights")
@@ -155,7 +176,7 @@ def restore(parameters: Parameters, directory: Path, parts: list[list[File]]) ->
 def _restore_tables(parameters: Parameters, saved: Any, index: int, servers: int) -> None:
     names = set(saved.keys())
     same = (index, servers) == (parameters.index, parameters.servers)
-    for number, store in enumerate(parameters.tables):
+    for number, store in enumerate(parameters.stores):
         removed = saved.get_tensor(f"table.{number}.removed")
         if len(removed):
             store.remove(removed)
@@ -197,7 +218,4 @@ def _compare(now: ParametersSpec, then: ParametersSpec, directory: Path) -> None
 
 def _described(spec: ParametersSpec) -> str:
     """What the optimizer's slots mean."""
-    optimizer = spec.optimizer
-    if optimizer.kind == "sgd" and optimizer.momentum:
-        return f"{optimizer.kind} with {optimizer.flavour} momentum"  # the libraries keep different sums
-    return optimizer.kind
+    return spec.optimizer.keeps

@@ -50,30 +50,34 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., capacity: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., timeline: _Optional[int] = ...) -> None: ...
 
 class Holding(_message.Message):
-    __slots__ = ("shard", "attempt", "next_batch", "completed", "result")
+    __slots__ = ("shard", "attempt", "next_batch", "completed", "result", "skipped")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     shard: str
     attempt: int
     next_batch: int
     completed: bool
     result: str
-    def __init__(self, shard: _Optional[str] = ..., attempt: _Optional[int] = ..., next_batch: _Optional[int] = ..., completed: bool = ..., result: _Optional[str] = ...) -> None: ...
+    skipped: int
+    def __init__(self, shard: _Optional[str] = ..., attempt: _Optional[int] = ..., next_batch: _Optional[int] = ..., completed: bool = ..., result: _Optional[str] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("shard", "attempt", "next_batch", "loss")
+    __slots__ = ("shard", "attempt", "next_batch", "loss", "skipped")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     shard: str
     attempt: int
     next_batch: int
     loss: float
-    def __init__(self, shard: _Optional[str] = ..., attempt: _Optional[int] = ..., next_batch: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+    skipped: int
+    def __init__(self, shard: _Optional[str] = ..., attempt: _Optional[int] = ..., next_batch: _Optional[int] = ..., loss: _Optional[float] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class Completed(_message.Message):
     __slots__ = ("shard", "attempt", "result")
@@ -126,12 +130,14 @@ class Counter(_message.Message):
     def __init__(self, shard: _Optional[str] = ..., next_batch: _Optional[int] = ...) -> None: ...
 
 class Held(_message.Message):
-    __slots__ = ("cut", "counters")
+    __slots__ = ("cut", "counters", "at")
     CUT_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
     cut: int
     counters: _containers.RepeatedCompositeFieldContainer[Counter]
-    def __init__(self, cut: _Optional[int] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ...) -> None: ...
+    at: int
+    def __init__(self, cut: _Optional[int] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ..., at: _Optional[int] = ...) -> None: ...
 
 class Frozen(_message.Message):
     __slots__ = ("cut",)
@@ -316,16 +322,24 @@ class Release(_message.Message):
     def __init__(self, cut: _Optional[int] = ...) -> None: ...
 
 class Restore(_message.Message):
-    __slots__ = ("timeline", "directory", "version", "open")
+    __slots__ = ("timeline", "directory", "version", "open", "servers", "round_batches", "epoch_batches", "tolerance")
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_FIELD_NUMBER: _ClassVar[int]
     timeline: int
     directory: str
     version: int
     open: _containers.RepeatedCompositeFieldContainer[Opened]
-    def __init__(self, timeline: _Optional[int] = ..., directory: _Optional[str] = ..., version: _Optional[int] = ..., open: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ...) -> None: ...
+    servers: int
+    round_batches: int
+    epoch_batches: int
+    tolerance: int
+    def __init__(self, timeline: _Optional[int] = ..., directory: _Optional[str] = ..., version: _Optional[int] = ..., open: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., servers: _Optional[int] = ..., round_batches: _Optional[int] = ..., epoch_batches: _Optional[int] = ..., tolerance: _Optional[int] = ...) -> None: ...
 
 class Settle(_message.Message):
     __slots__ = ("cut", "published", "directory")
@@ -363,8 +377,22 @@ class StopReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ScaleRequest(_message.Message):
+    __slots__ = ("role", "count")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    count: int
+    def __init__(self, role: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class ScaleReply(_message.Message):
+    __slots__ = ("refused",)
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    refused: str
+    def __init__(self, refused: _Optional[str] = ...) -> None: ...
+
 class Status(_message.Message):
-    __slots__ = ("job", "phase", "reason", "records_done", "records_total", "epoch", "epochs", "version", "version_total", "loss", "has_loss", "records_per_second", "evaluations", "replicas", "decisions", "losses", "recovery_seconds", "bad_records", "started_at", "now", "output", "checkpoint", "master_starts", "epochs_done", "audit", "timeline", "repeated_batches")
+    __slots__ = ("job", "phase", "reason", "records_done", "records_total", "epoch", "epochs", "version", "version_total", "loss", "has_loss", "records_per_second", "evaluations", "replicas", "decisions", "losses", "recovery_seconds", "bad_records", "started_at", "now", "output", "checkpoint", "master_starts", "epochs_done", "audit", "timeline", "repeated_batches", "servers", "servers_wanted", "mode", "skipped_batches")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -392,6 +420,10 @@ class Status(_message.Message):
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     REPEATED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_WANTED_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_BATCHES_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     reason: str
@@ -419,7 +451,11 @@ class Status(_message.Message):
     audit: str
     timeline: int
     repeated_batches: int
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., version: _Optional[int] = ..., version_total: _Optional[int] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., records_per_second: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationStatus, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., losses: _Optional[int] = ..., recovery_seconds: _Optional[_Iterable[float]] = ..., bad_records: _Optional[_Iterable[str]] = ..., started_at: _Optional[float] = ..., now: _Optional[float] = ..., output: _Optional[str] = ..., checkpoint: _Optional[str] = ..., master_starts: _Optional[int] = ..., epochs_done: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., audit: _Optional[str] = ..., timeline: _Optional[int] = ..., repeated_batches: _Optional[int] = ...) -> None: ...
+    servers: int
+    servers_wanted: int
+    mode: str
+    skipped_batches: int
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., version: _Optional[int] = ..., version_total: _Optional[int] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., records_per_second: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationStatus, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., losses: _Optional[int] = ..., recovery_seconds: _Optional[_Iterable[float]] = ..., bad_records: _Optional[_Iterable[str]] = ..., started_at: _Optional[float] = ..., now: _Optional[float] = ..., output: _Optional[str] = ..., checkpoint: _Optional[str] = ..., master_starts: _Optional[int] = ..., epochs_done: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., audit: _Optional[str] = ..., timeline: _Optional[int] = ..., repeated_batches: _Optional[int] = ..., servers: _Optional[int] = ..., servers_wanted: _Optional[int] = ..., mode: _Optional[str] = ..., skipped_batches: _Optional[int] = ...) -> None: ...
 
 class EpochStatus(_message.Message):
     __slots__ = ("epoch", "records", "batches")

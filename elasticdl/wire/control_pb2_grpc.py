@@ -29,6 +29,11 @@ class ControlStub(object):
                 request_serializer=elasticdl_dot_wire_dot_control__pb2.StopRequest.SerializeToString,
                 response_deserializer=elasticdl_dot_wire_dot_control__pb2.StopReply.FromString,
                 )
+        self.Scale = channel.unary_unary(
+                '/elasticdl.control.Control/Scale',
+                request_serializer=elasticdl_dot_wire_dot_control__pb2.ScaleRequest.SerializeToString,
+                response_deserializer=elasticdl_dot_wire_dot_control__pb2.ScaleReply.FromString,
+                )
 
 
 class ControlServicer(object):
@@ -52,6 +57,12 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Scale(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -69,6 +80,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Stop,
                     request_deserializer=elasticdl_dot_wire_dot_control__pb2.StopRequest.FromString,
                     response_serializer=elasticdl_dot_wire_dot_control__pb2.StopReply.SerializeToString,
+            ),
+            'Scale': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scale,
+                    request_deserializer=elasticdl_dot_wire_dot_control__pb2.ScaleRequest.FromString,
+                    response_serializer=elasticdl_dot_wire_dot_control__pb2.ScaleReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -128,5 +144,22 @@ class Control(object):
         return grpc.experimental.unary_unary(request, target, '/elasticdl.control.Control/Stop',
             elasticdl_dot_wire_dot_control__pb2.StopRequest.SerializeToString,
             elasticdl_dot_wire_dot_control__pb2.StopReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Scale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/elasticdl.control.Control/Scale',
+            elasticdl_dot_wire_dot_control__pb2.ScaleRequest.SerializeToString,
+            elasticdl_dot_wire_dot_control__pb2.ScaleReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -38,6 +38,8 @@ class Scenario:
     kill_master_acting: float = 0.0  # chance, per event, to die after the journal and before all of it is done
     kill_servers_every: float = 0.0
     preempt_servers_every: float = 0.0  # SIGTERM: they want to be saved first
+    scale_servers_every: float = 0.0
+    scale_workers_every: float = 0.0
     full_disk: float = 0.0  # chance that a server cannot write its part
     damage: float = 0.0  # chance that a checkpoint turns out to be damaged
     checkpoint_steps: int = 0
@@ -98,6 +100,8 @@ def random_scenario(seed: int) -> Scenario:
             kill_master_acting=r.choice([0, 0, 0.02]),
             kill_servers_every=r.choice([0, 0, 0, 4.0, 12.0]),
             preempt_servers_every=r.choice([0, 0, 0, 0, 10.0]),
+            scale_servers_every=r.choice([0, 0, 0, 5.0]),
+            scale_workers_every=r.choice([0, 0, 0, 5.0]),
             full_disk=r.choice([0, 0, 0.2]),
             damage=r.choice([0, 0, 0.2]),
             miss_events=r.choice([0, 0, 0.3]),

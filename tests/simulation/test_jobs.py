@@ -24,7 +24,7 @@ KINDS = (
     "master killed while it acted", "stream broken", "message lost", "message repeated", "event missed",
     "bad record met", "bad record set aside", "job failed by a bad record", "stop asked for", "checkpoint",
     "cut found unequal", "torn cut repaired", "evaluation delayed", "server killed", "server preempted", "disk full",
-    "damaged checkpoint met", "told that the timeline is over",
+    "damaged checkpoint met", "told that the timeline is over", "ps scaled", "worker scaled",
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ record of every epoch stands there exactly once on every server.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from random import Random
 
@@ -68,6 +68,7 @@ class World:
         self.outcome: tuple[str, str] | None = None
         self.disk: dict[str, dict[str, tuple[int, Witness]]] = {}  # directory -> server -> what it wrote
         self.damaged: set[str] = set()
+        self.most_workers = scenario.workers
         self.published: c.PublishCheckpoint | None = None
 
     def note(self, text: str) -> None:
@@ -210,8 +211,8 @@ class World:
         else:
             self.workers[name] = self.parts.worker(self, name)
             alive = [n for n, w in self.workers.items() if w.alive and n not in self.stopped]
-            if len(alive) > self.scenario.workers:
-                raise Violation(f"{self.scenario.workers} workers were asked for, {len(alive)} run")
+            if len(alive) > self.most_workers:
+                raise Violation(f"{self.most_workers} workers were asked for, {len(alive)} run")
         self.note(f"{name} starts")
         self.cluster_says(e.ReplicaStarted(name, self.uids[name]))
         self.clock.after(self.random.uniform(0.5, 3.0), lambda: self.reconnect(name))
@@ -380,6 +381,13 @@ class World:
         if self.servers.get(server.name) is server:
             self.process_ends(server.name, PREEMPTED, "the grace is over")
 
+    def scale(self, role: str) -> None:
+        if self.brain is not None and self.outcome is None:
+            count = self.random.randint(1, 4)
+            self.fault(f"{role} scaled", str(count))
+            self.most_workers = max(self.most_workers, count)
+            self.hear(e.ScaleRequested(role, count))
+
     def ask_to_stop(self) -> None:
         if self.brain is None:  # the command tries again until there is a master
             self.clock.after(0.5, self.ask_to_stop)
@@ -410,6 +418,8 @@ class World:
             self.clock.after(self.random.uniform(2, 20), self.exhaust_memory)
         self.later(s.kill_servers_every, self.kill_server)
         self.later(s.preempt_servers_every, self.preempt_server)
+        self.later(s.scale_servers_every, lambda: self.scale("ps"))
+        self.later(s.scale_workers_every, lambda: self.scale("worker"))
         if s.stop_at:
             self.clock.after(s.stop_at, self.ask_to_stop)
         self.clock.run(lambda: self.outcome is not None, deadline=PATIENCE_SECONDS)
@@ -421,12 +431,17 @@ class World:
         start = work.start + batch * self.scenario.minibatch
         return tuple(range(start, min(start + self.scenario.minibatch, work.stop)))
 
-    def check_view(self, cut: int) -> None:
+    def check_view(self, cut: int, servers: Collection[str]) -> None:
         """Every shard of a round reads the same picture on every server, however long the round lasts."""
-        views = [s.view(cut) for s in self.servers.values() if s.alive]
+        views = [self.servers[name].view(cut) for name in servers if self.servers[name].alive]
         for view in views:
             if view is None or view != self.seen.setdefault(cut, view):
                 raise Violation(f"an evaluation shard read another model than the rest of the round of cut {cut}")
+
+    def holding(self) -> list[Server]:
+        """The servers that hold the model, as the master sees it."""
+        assert self.brain is not None
+        return [self.servers[name] for name in self.brain.job.scaling.servers if name in self.servers]
 
     def check(self) -> None:
         if self.outcome is None:
@@ -477,7 +492,7 @@ class World:
                 if p not in s.bad_records
             }
         )
-        for server in self.servers.values():
+        for server in self.holding():
             if server.witness != expected:
                 raise Violation(f"{server.name} lacks {sorted(expected - server.witness)[:5]}")
         if job.shards.version != plan.total_batches or job.shards.done_records != plan.total_records:

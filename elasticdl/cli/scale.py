@@ -1,0 +1,80 @@
+"""`elasticdl scale JOB --ps N --workers N`: another number of replicas, while the job trains."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from pathlib import Path
+
+from elasticdl.cli.job_dir import find_job
+from elasticdl.cli.master_client import MasterClient
+from elasticdl.errors import Problem, UsageError
+from elasticdl.job import names
+from elasticdl.wire import control_pb2 as pb
+
+_ANSWER_SECONDS = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help="the job's name, as `elasticdl list` shows it")
+    parser.add_argument("--ps", type=int, metavar="N", help="so many parameter servers; only rows that must move do")
+    parser.add_argument("--workers", type=int, metavar="N", help="so many workers")
+    what = "how long to wait until it is done (default: 120); 0 does not wait"
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", default=120.0, help=what)
+    what = "where the jobs are kept (default: ELASTICDL_STATE_DIR or ~/.elasticdl/jobs)"
+    parser.add_argument("--state_dir", "--state-dir", metavar="DIR", help=what)
+
+
+def run(args: argparse.Namespace) -> int:
+    state_dir = Path(args.state_dir).expanduser().absolute() if args.state_dir else names.default_state_dir()
+    if args.ps is None and args.workers is None:
+        raise UsageError([Problem("scale", "", "nothing to change is given", "Give --ps N, --workers N or both.")])
+    wrong = [(flag, n) for flag, n in (("--ps", args.ps), ("--workers", args.workers)) if n is not None and n < 1]
+    if wrong:
+        raise UsageError([Problem(flag, str(n), "a job needs at least one", "Give 1 or more.") for flag, n in wrong])
+    job = find_job(state_dir, args.job)
+    if not job.running:
+        what = f"it does not run: it {job.state}"
+        raise UsageError([Problem(job.name, "", what, f"`elasticdl status {job.name}` says more.")])
+    return asyncio.run(_scale(MasterClient.of(job.paths), job.name, args))
+
+
+async def _scale(master: MasterClient, name: str, args: argparse.Namespace) -> int:
+    for role, count in (("ps", args.ps), ("worker", args.workers)):
+        if count is None:
+            continue
+        refused = await master.scale(role, count, _ANSWER_SECONDS)
+        if refused:
+            raise UsageError([Problem("--ps" if role == "ps" else "--workers", str(count), refused, "")])
+    if not args.timeout:
+        return 0
+    if await _reached(master, args):
+        said = [f"{args.ps} servers hold the model"] if args.ps is not None else []
+        said += [f"{args.workers} workers train"] if args.workers is not None else []
+        print(f"{name}: {' and '.join(said)}.")
+        return 0
+    print(f"{name} is not there yet; `elasticdl status {name}` says why.", file=sys.stderr)
+    return 1
+
+
+async def _reached(master: MasterClient, args: argparse.Namespace) -> bool:
+    """Whether the job came to the numbers asked for in time; a decision against it ends the wait too."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(args.timeout), contextlib.aclosing(master.watch()) as statuses:
+            async for status in statuses:
+                if status is None:
+                    continue
+                if _is_there(status, args):
+                    return True
+                given_up = args.ps is not None and status.servers_wanted != args.ps
+                if given_up or status.phase in ("succeeded", "stopped", "failed"):
+                    return False
+    return False
+
+
+def _is_there(status: pb.Status, args: argparse.Namespace) -> bool:
+    at_work = sum(1 for r in status.replicas if r.role == "worker" and r.state in ("joined", "waiting for work"))
+    moved = args.ps is None or (status.servers == args.ps and status.phase != "going back")
+    return moved and (args.workers is None or at_work == args.workers)
