@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,8 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from elasticdl.job.parameters import OptimizerSpec, ParametersSpec, TableSpec, VariableSpec
 from elasticdl.ps.client import Client
+from elasticdl.ps.memory import keep_freed_memory
 from elasticdl.ps.service import Service
 from elasticdl.wire import control_pb2 as pb
+from elasticdl.wire.auth import Keys
 
 TOKEN, TIMELINE = "benchmark", 1
 Ids = npt.NDArray[np.int64]
@@ -42,13 +45,17 @@ def spec(dim: int, dense: int = 1000) -> ParametersSpec:
 
 
 @contextmanager
-def serving(count: int, workers: int = 1) -> Iterator[list[str]]:
-    """The addresses of `count` new servers, on which each worker has one shard open: train/0/<worker>."""
+def serving(count: int, workers: int = 1, keys: Keys | None = None, tcp: bool = False) -> Iterator[list[str]]:
+    """The addresses of `count` new servers, on which each worker has one shard open: train/0/<worker>.
+
+    As in a local job they are reached through a socket of this machine, unless `tcp` says otherwise.
+    """
     with ExitStack() as stack:
+        folder = "" if tcp else stack.enter_context(tempfile.TemporaryDirectory())
         servers = []
         for index in range(count):
-            command = [sys.executable, __file__, str(index), str(count), str(workers)]
-            env = {**os.environ, "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, __file__, str(index), str(count), str(workers), folder]
+            env = {**os.environ, "OMP_NUM_THREADS": "1", **(keys.env(servers=True) if keys is not None else {})}
             server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
             stack.callback(server.wait)
             assert server.stdin is not None
@@ -85,9 +92,11 @@ def machine() -> str:
     return f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
 
 
-def _serve(index: int, count: int, workers: int) -> None:
+def _serve(index: int, count: int, workers: int, folder: str) -> None:
     logging.basicConfig(level=logging.WARNING)
-    service = Service(index, count, 1, TOKEN, lambda message: None)
+    keep_freed_memory()
+    directory = Path(folder) if folder else None
+    service = Service(index, count, 1, TOKEN, lambda message: None, keys=Keys.of(os.environ), directory=directory)
     service.direct(pb.ToReplica(restore=pb.Restore(timeline=TIMELINE)))
     for worker in range(workers):
         shard = f"train/0/{worker}"
@@ -104,4 +113,4 @@ def _serve(index: int, count: int, workers: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve(*(int(word) for word in sys.argv[1:4]))
+    _serve(*(int(word) for word in sys.argv[1:4]), sys.argv[4])

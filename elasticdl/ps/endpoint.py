@@ -16,6 +16,7 @@ from elasticdl.wire.frames import FRAME_BYTES
 log = logging.getLogger(__name__)
 
 TELL_SECONDS = 10.0  # at most one line about strangers in this time
+ENCRYPTION_BYTES = 64  # that CURVE adds to a frame, rounded up
 MOST_PATH_BYTES = 100  # the kernel takes 107 for a socket
 _EVENTS = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 # libzmq's ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC and ..._MECHANISM_MISMATCH
@@ -38,7 +39,7 @@ class Endpoint:
         self.socket.setsockopt(zmq.RCVHWM, 0)
         # A client that reconnects is itself again, even where its old connection has not been noticed to be dead.
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES + ENCRYPTION_BYTES)
         if keys is not None:
             keys.serve(self.socket)
         self.monitor = self.socket.get_monitor_socket(_EVENTS)

@@ -31,8 +31,11 @@ def trains(servers: Servers, trainer: Trainer) -> None:
     trainer.check()
 
 
-def test_encrypted_servers_train_like_plain_ones() -> None:
-    with serving(2, keys=Keys.new()) as servers, training(servers, SGD) as trainer:
+@pytest.mark.parametrize("large", [False, True])
+def test_encrypted_servers_train_like_plain_ones(large: bool) -> None:
+    """Large: with frames as long as they get."""
+    spec = model(OPTIMIZERS["sgd"], large=large)
+    with serving(1 if large else 2, keys=Keys.new()) as servers, training(servers, spec) as trainer:
         trains(servers, trainer)
 
 

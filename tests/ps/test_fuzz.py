@@ -69,8 +69,8 @@ def test_no_message_harms_the_server_or_the_parameters(
     np.testing.assert_array_equal(weights, trainer.truth.weights)
     np.testing.assert_array_equal(state, trainer.truth.state)
     assert version == trainer.truth.version
-    header, _ = greeted.ask(Op.PULL, timeline=TIMELINE)
-    assert header.answer is Answer.OK
+    answered, _ = greeted.ask(Op.PULL, timeline=TIMELINE)
+    assert answered.answer is Answer.OK
     for name, table in trainer.truth.tables.items():
         known_ids = np.array(sorted(table.rows), np.int64)
         np.testing.assert_array_equal(trainer.client.rows(name, known_ids, create=False), table.peek(known_ids, 0))
