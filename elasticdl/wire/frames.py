@@ -119,7 +119,8 @@ def joined(frames: Sequence[memoryview]) -> list[memoryview]:
 def _values(frame: bytes | memoryview, dtype: str) -> npt.NDArray[Any]:
     """The frame as values, without a copy unless it is so small that ZeroMQ keeps it where no alignment holds."""
     found = np.frombuffer(frame, dtype=dtype)
-    return found if found.flags.aligned else found.copy()
+    # numpy calls any empty array aligned, whatever its address.
+    return found if found.flags.aligned and len(found) else found.copy()
 
 
 def floats(frame: bytes | memoryview, count: int, what: str) -> npt.NDArray[np.float32]:

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticdl.job.parameters import OptimizerSpec
+from elasticdl.ps import _native
 from elasticdl.wire import frames
 from elasticdl.wire.frames import FRAME_BYTES, MAGIC, Answer, BadFrame, Header, Op, cut, floats, ids, joined
 
@@ -85,6 +87,16 @@ def test_unaligned_frames_are_read_right(offset: int) -> None:
     read = floats(memoryview(b"x" * offset + values.tobytes())[offset:], 10, "values")
     assert read.flags.aligned
     np.testing.assert_array_equal(read, values)
+
+
+def test_an_empty_frame_at_any_address_is_good_enough_for_the_native_module() -> None:
+    """A server without dense values gets such gradients."""
+    values = b"x" * 16
+    optimizer = _native.Optimizer(**OptimizerSpec(kind="sgd", learning_rate=0.1).constants())
+    for offset in range(8):
+        none = floats(memoryview(values)[offset:offset], 0, "gradients")
+        empty = np.empty(0, np.float32)
+        _native.update_dense(empty, empty.copy(), none, optimizer, 0.1, 1)
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1])
