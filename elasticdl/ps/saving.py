@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import queue
 import shutil
@@ -25,6 +26,8 @@ import numpy.typing as npt
 from elasticdl import faults
 from elasticdl.ps.parameters import EXPORT_ROWS, Floats, Ids, Parameters
 from elasticdl.ps.snapshot import File, crc32c, durable
+
+log = logging.getLogger(__name__)
 
 PIECES = 4  # on their way to the disk at a time
 MOST_FILES = 16  # then everything is written anew
@@ -139,6 +142,9 @@ class Saving:
             self.error = "given up"
         except OSError as error:
             self.error = f"{error.filename or self.directory}: {error.strerror or error}"
+        except Exception as error:  # the thread's border: the master would wait for the part for ever
+            log.exception("Saving cut %d failed", self.cut)
+            self.error = f"{self.directory}: {type(error).__name__}: {error}"
         self.finished = True
         self._ring()
 
