@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from elasticdl.errors import Problem, UsageError
-from elasticdl.job import names
+from elasticdl.job import modes, names
 from elasticdl.job.checks import findings, roles
 from elasticdl.job.resources import ResourceSpec
 from elasticdl.job.spec import JobSpec, knobs
@@ -120,15 +120,7 @@ def _shape(spec: JobSpec, values: dict[str, Any], decisions: list[str], notes: l
     if spec.command != "train" or names.PS not in roles(spec) or spec.job_command is not None:
         return
     values["use_async"] = spec.asynchronous
-    if spec.use_async is not None:
-        why = f"as --use_async={'true' if spec.use_async else 'false'} says"
-    elif spec.grads_to_wait > 1:
-        why = f"since --grads_to_wait={spec.grads_to_wait} is above 1"
-    elif spec.sync_version_tolerance is not None:
-        why = "since --sync_version_tolerance is given"
-    else:
-        why = "since nothing asks for synchronous training"
-    decisions.append(f"Training is {'asynchronous' if spec.asynchronous else 'synchronous'}, {why}.")
+    decisions.append(f"Training is {modes.described(spec)}.")
 
 
 def _requests_and_limits(spec: JobSpec) -> dict[str, ResourceSpec]:

@@ -21,6 +21,8 @@ class Verdict(Enum):
     WAIT = "wait"
     REFUSE = "refuse"
     OVER = "over"
+    KEEP = "keep"  # in synchronous training: until its round is whole
+    STALE = "stale"  # computed on too old a version: pull again, compute it again
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Push:
     index: int
     attempt: int
     batch: int
+    computed_on: int = 0  # the version
 
     @property
     def shard(self) -> str:
@@ -60,12 +63,13 @@ class Barrier:
     at: int
     limits: dict[str, int] = field(default_factory=dict)
     reported: bool = False
+    until: int = 0  # in synchronous training: the version at which pushes stop
 
 
 @dataclass
 class Ledger:
     timeline: int = 0  # 0: nothing was restored yet
-    version: int = 0  # batches applied here
+    version: int = 0  # updates made here
     entries: dict[str, Entry] = field(default_factory=dict)
     closed: dict[int, set[int]] = field(default_factory=dict)  # epoch -> shards
     first_epoch: int = 0  # everything before it is closed
@@ -182,6 +186,11 @@ class Ledger:
     @property
     def holding(self) -> bool:
         return self.barrier is not None and self.version >= self.barrier.at
+
+    @property
+    def holds_at(self) -> int:
+        """In synchronous training: the version at which this server holds, or will."""
+        return 0
 
     def report(self) -> tuple[int, dict[str, int]] | None:
         """The cut and the counters to report, when there is something new to say."""

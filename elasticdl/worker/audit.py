@@ -22,6 +22,7 @@ TABLE = TableSpec(
     dim=1,
     initializer=InitializerSpec(kind="constant", a=0.0),
     optimizer=OptimizerSpec(kind="sgd", learning_rate=1.0),
+    summed=True,
 )
 NAMED = 5  # how many wrong records the message lists
 AT_ONCE = 1 << 16
@@ -39,7 +40,7 @@ def rows(numbers: npt.NDArray[np.int64]) -> dict[str, tuple[npt.NDArray[np.int64
 
 def verdict(client: Client, spec: JobSpec, records: int, set_aside: Sequence[int] = ()) -> str:
     """Compare the table with what should have been trained; a sentence when all is right, ModelError when not."""
-    plan = Plan(records, spec.minibatch_size, spec.num_minibatches_per_task, spec.num_epochs, spec.max_step)
+    plan = Plan.of(spec, records)
     whole, rest = divmod(plan.total_batches, plan.batches_per_epoch)
     most = whole + (1 if rest else 0)  # max_step may end the job inside an epoch
     wrong: list[tuple[int, float]] = []

@@ -18,6 +18,7 @@ from elasticdl.worker.session import Work
 
 Feed = Callable[[list[Any], str, Mapping[str, Any]], tuple[Any, Any]]
 AHEAD = 2
+NAMED = 20  # ranges of records in a message
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,19 @@ class Source:
             keep = ~np.isin(numbers, bad_records)
             records, numbers = [r for r, k in zip(records, keep.tolist(), strict=True) if k], numbers[keep]
         return records, numbers
+
+    def named(self, numbers: npt.NDArray[np.int64]) -> str:
+        """These records as a person finds them: their numbers in each file."""
+        ends = np.cumsum([f.records for f in self.dataset.files])
+        files = np.searchsorted(ends, numbers, side="right")
+        parts = []
+        for file in np.unique(files).tolist():
+            mine = np.sort(numbers[files == file]) - (ends[file - 1] if file else 0)
+            runs = np.split(mine, np.flatnonzero(np.diff(mine) != 1) + 1)
+            told = [str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs]
+            more = f" and {len(told) - NAMED} more" if len(told) > NAMED else ""
+            parts.append(f"records {', '.join(told[:NAMED])}{more} of {self.dataset.files[file].name}")
+        return "; ".join(parts)
 
 
 def load(source: Source, epoch: int, start: int, stop: int, bad_records: tuple[int, ...], feed: Feed) -> Minibatch:

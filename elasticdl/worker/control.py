@@ -76,6 +76,11 @@ class Control:
         with self._changed:
             return bool(self._session.shutdown) or self._failure is not None or not self._session.holds(work)
 
+    def preceded(self, work: Work) -> bool:
+        """Whether another lease comes before this one now, which may wait for it."""
+        with self._changed:
+            return self._session.preceded(work)
+
     def over(self) -> bool:
         """Whether the worker should end."""
         with self._changed:
@@ -85,8 +90,8 @@ class Control:
     def leaving(self) -> bool:
         return self._session.leaving
 
-    def committed(self, work: Work, next_batch: int, loss: float) -> None:
-        self._tell(lambda s: [s.committed(work, next_batch, loss)])
+    def committed(self, work: Work, next_batch: int, loss: float, skipped: bool = False) -> None:
+        self._tell(lambda s: [s.committed(work, next_batch, loss, skipped)])
 
     def completed(self, work: Work, result: str) -> None:
         self._tell(lambda s: [s.completed(work, result)])

@@ -26,10 +26,16 @@ class Work:
     payload: str
     bad_records: tuple[int, ...] = ()
     careful: bool = False
+    skipped: int = 0  # of its batches, how many moved nothing
 
     @property
     def index(self) -> int:
         return int(self.shard.rsplit("/", 1)[1])
+
+    @property
+    def order(self) -> tuple[bool, int, int]:
+        """In synchronous training: what is not training first, then the earliest batch."""
+        return self.kind == "train", self.round, self.index
 
 
 @dataclass
@@ -37,6 +43,7 @@ class Session:
     replica: str
     incarnation: str
     capacity: int
+    in_order: bool = False  # synchronous training: the earliest batch first, since later ones wait for it
     queue: dict[str, Work] = field(default_factory=dict)  # in the order granted
     finished: dict[str, pb.Holding] = field(default_factory=dict)  # without an answer yet
     servers: tuple[str, ...] = ()
@@ -46,7 +53,10 @@ class Session:
     leaving: bool = False
 
     def hello(self) -> pb.FromReplica:
-        holdings = [pb.Holding(shard=w.shard, attempt=w.attempt, next_batch=w.next_batch) for w in self.queue.values()]
+        holdings = [
+            pb.Holding(shard=w.shard, attempt=w.attempt, next_batch=w.next_batch, skipped=w.skipped)
+            for w in self.queue.values()
+        ]
         holdings += self.finished.values()
         hello = pb.Hello(
             protocol=PROTOCOL,
@@ -95,20 +105,28 @@ class Session:
     # What the worker does.
 
     def current(self) -> Work | None:
-        """The lease to work on: the oldest one."""
+        """The lease to work on: the oldest one, in synchronous training the first."""
+        if self.in_order:
+            return min(self.queue.values(), key=lambda w: w.order, default=None)
         return next(iter(self.queue.values()), None)
+
+    def preceded(self, work: Work) -> bool:
+        """Whether a batch was leased in the meantime that this one waits for."""
+        return self.in_order and any(w.kind == "train" and w.order < work.order for w in self.queue.values())
 
     def holds(self, work: Work) -> bool:
         held = self.queue.get(work.shard)
         return held is not None and held.attempt == work.attempt
 
-    def committed(self, work: Work, next_batch: int, loss: float) -> pb.FromReplica:
+    def committed(self, work: Work, next_batch: int, loss: float, skipped: bool = False) -> pb.FromReplica:
         """Every server has the batches below `next_batch`; of a shard that is not trained: they are computed."""
+        work.skipped += skipped
+        shard, attempt, so_far = work.shard, work.attempt, work.skipped
         if self.holds(work):
             work.next_batch = next_batch
             if next_batch >= work.batches and work.kind == "train":
-                self._finish(work, pb.Holding(shard=work.shard, attempt=work.attempt, next_batch=next_batch))
-        progress = pb.Progress(shard=work.shard, attempt=work.attempt, next_batch=next_batch, loss=loss)
+                self._finish(work, pb.Holding(shard=shard, attempt=attempt, next_batch=next_batch, skipped=so_far))
+        progress = pb.Progress(shard=shard, attempt=attempt, next_batch=next_batch, loss=loss, skipped=so_far)
         return pb.FromReplica(progress=progress)
 
     def completed(self, work: Work, result: str) -> pb.FromReplica:

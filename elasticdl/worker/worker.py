@@ -12,16 +12,18 @@ from pathlib import Path
 import numpy as np
 
 from elasticdl import faults
-from elasticdl.errors import DataError, JobFailed, ModelError, Refused, ScheduleError
+from elasticdl.core.plan import Plan
+from elasticdl.errors import DataError, JobFailed, ModelError, Refused, ScheduleError, WireError
 from elasticdl.frameworks.clipping import clipped
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.trainable import FloatArray, IdArray, StepResult, Trainable
 from elasticdl.job.loglines import loss_line
 from elasticdl.job.spec import JobSpec
-from elasticdl.ps.client import Batch, Client, Interrupted, Resend, TimelineOver
-from elasticdl.worker import audit
+from elasticdl.ps.client import Batch, Client, Interrupted, Resend, Stale, TimelineOver
+from elasticdl.worker import audit, finite
 from elasticdl.worker.batches import Ahead, Minibatch, Source, load
 from elasticdl.worker.control import Control
+from elasticdl.worker.dense import Dense
 from elasticdl.worker.session import Work
 
 log = logging.getLogger(__name__)
@@ -60,18 +62,22 @@ class Worker:
         self._logged = -1
         self._evaluating = 0  # the view whose values the model holds
         self._timeline = 0  # the one in which the servers know the model
+        self.plan = Plan.of(spec, training.dataset.records)
+        self.dense = Dense(client, spec.get_model_steps)
+        self._round_to_come = False
 
     def run(self) -> None:
         """Work until there is no more, or the master says so."""
         schedule = self.code.schedule
         log.info("Learning rate: %s", schedule.name if schedule else self.model.parameters.optimizer.learning_rate)
         while (work := self.control.wait_for_work()) is not None:
-            self.client.called_off_by(lambda work=work: self.control.gone(work))  # type: ignore[misc]
+            self.client.called_off_by(lambda work=work: self._called_off(work))  # type: ignore[misc]
             try:
                 self._join_timeline()
                 self._work(work)
             except Interrupted:
-                continue
+                if self.control.leaving and not self.control.gone(work):
+                    self.control.returned(work, "the worker is leaving")
             except TimelineOver as over:
                 log.info("Waiting for the servers: %s", over)
                 self.control.wait_for_timeline_after(self.client.timeline)
@@ -84,6 +90,12 @@ class Worker:
             except (ModelError, DataError) as error:
                 log.error("Batch %d of %s failed\n%s", work.next_batch, work.shard, error)
                 self.control.failed(work, str(error))
+
+    def _called_off(self, work: Work) -> bool:
+        """Whether to give up waiting for a server: the lease is gone, or the one that this one waits for came."""
+        if self.control.gone(work) or self.control.preceded(work):
+            return True
+        return self._round_to_come and self.control.leaving
 
     def _join_timeline(self) -> None:
         """Before the first lease of a timeline: find the servers and tell them what they hold."""
@@ -100,6 +112,7 @@ class Worker:
             self.control.unfit(reason)
             raise JobFailed(reason) from refusal
         self._timeline = timeline
+        self.dense.forget()
 
     def _work(self, work: Work) -> None:
         match work.kind:
@@ -131,34 +144,70 @@ class Worker:
             except Resend as resend:
                 log.warning("Going back to batch %d of %s: %s", resend.next_batch, work.shard, resend)
                 work.next_batch = resend.next_batch
+            except Stale as stale:
+                log.info("Computing %s again, on newer values: %s", work.shard, stale)
             if self.control.leaving and work.next_batch < work.batches:
                 self.control.returned(work, "the worker is leaving")
 
     def _batch(self, work: Work, number: int) -> None:
         minibatch = self.ahead.take(self.training, work, number, self._coming(work, number))
-        trainable, state, pulled = self.client.pull()
-        if minibatch.records:
+        trainable, state, pulled = self._values(work)
+        result, skip = StepResult(0.0, np.zeros_like(trainable), state), False
+        if minibatch.records:  # else every record of it was set aside
             self.model.assign(trainable, state)
             result = self._step(minibatch, ServerRows(self.client))
-        else:  # every record of it was set aside
-            result = StepResult(0.0, np.zeros_like(trainable), state)
+            if skip := self._not_finite(work, number, minibatch, result):
+                result = StepResult(result.loss, np.zeros_like(trainable), state)
+            result = clipped(result, self.model.parameters)
         batch = Batch(work.round, work.index, work.attempt, number)
+        records = 0 if skip else minibatch.records
         rows = {**result.rows, **audit.rows(minibatch.numbers)} if self.spec.audit else result.rows
         rate = self.code.schedule.to_send(pulled, work.round) if self.code.schedule else 0.0
-        version = self.client.push(batch, result.gradients, result.state - state, rows, pulled, rate)
+        try:
+            difference = result.state - state
+            version = self.client.push(batch, result.gradients, difference, rows, pulled, rate, records)
+        except WireError:
+            self.dense.forget()
+            raise
+        if records:
+            self.dense.moved(result.gradients, difference, rate)
+        else:
+            self.dense.passed()
         faults.point("worker.after_ack")
         if number + 1 == work.batches:
             faults.point("worker.before_completion")
-        self.control.committed(work, number + 1, result.loss)
+        self.control.committed(work, number + 1, result.loss, skip)
         every = self.spec.log_loss_steps
         if version // every > self._logged:
             self._logged = version // every
             log.info(loss_line(result.loss, version))
 
+    def _values(self, work: Work) -> tuple[FloatArray, FloatArray, int]:
+        """What a batch is computed on; in synchronous training what the rounds before it made, once they did."""
+        if not self.plan.synchronous:
+            return self.dense.get()
+        self._round_to_come = True
+        try:
+            return self.dense.get(at_least=self.plan.version_needed(work.round, work.index))
+        finally:
+            self._round_to_come = False
+
+    def _not_finite(self, work: Work, number: int, minibatch: Minibatch, result: StepResult) -> bool:
+        """Whether to leave a batch out whose gradients are not finite; without --nonfinite_gradients=skip it fails."""
+        found = finite.trouble(result, self.model.parameters)
+        if not found:
+            return False
+        where = f"batch {number} of {work.shard} ({self.training.named(minibatch.numbers)})"
+        if self.spec.nonfinite_gradients == "fail":
+            reason = f"not finite: {found}, in {where}. --nonfinite_gradients=skip leaves such batches out."
+            self.control.unfit(reason)
+            raise JobFailed(reason)
+        log.warning("Not finite: %s; %s moves nothing", found, where)
+        return True
+
     def _step(self, minibatch: Minibatch, rows: ServerRows) -> StepResult:
         with self.code.running("computing a training step"):
-            result = self.model.step(minibatch.features, minibatch.labels, rows)
-        return clipped(result, self.model.parameters)
+            return self.model.step(minibatch.features, minibatch.labels, rows)
 
     def _coming(self, work: Work, number: int) -> list[tuple[Source, Work, int]]:
         """The batches after this one: of the same lease, then the next lease's first.

@@ -10,8 +10,6 @@ from elasticdl.job.knob import TRAIN, Part, knob
 from elasticdl.job.resources import ByteCount
 from elasticdl.job.values import Count, OptionalCount, Positive, on_off
 
-SYNCHRONOUS = "synchronous training with parameter servers"
-
 
 class ServersPart(Part):
     title: ClassVar[str] = "Parameter servers"
@@ -30,42 +28,36 @@ class ServersPart(Part):
     )
     encrypt_data_plane: bool | None = knob(
         None,
-        "Whether rows and gradients are encrypted on their way between workers and servers, with keys made for the job; "
-        "by default they are between pods, and are not between processes of one machine.",
+        "Whether rows and gradients are encrypted between workers and servers, with keys made for the job; by default "
+        "they are between pods, and are not between processes of one machine.",
     )
     use_async: bool | None = knob(
         None,
         "Whether servers apply each gradient as it comes: yes, unless this is false, --grads_to_wait is above 1 or "
         "--sync_version_tolerance is given.",
         commands=TRAIN,
-        later={"false": SYNCHRONOUS},
-        remedy="Leave it out to train asynchronously.",
     )
     grads_to_wait: Positive = knob(
         1,
         "How many gradients servers average before they apply them; above 1 training is synchronous.",
         commands=TRAIN,
-        later=SYNCHRONOUS,
-        remedy="Leave it out to train asynchronously.",
     )
     sync_version_tolerance: OptionalCount = knob(
         None,
         "How many versions old a gradient may be in synchronous training.",
         commands=TRAIN,
-        later=SYNCHRONOUS,
-        remedy="Leave it out to train asynchronously.",
     )
     lr_staleness_modulation: bool = knob(
         False,
-        "Whether servers lower the learning rate for gradients computed on an old version.",
+        "Whether servers divide the learning rate by the age of a gradient: the versions since the one it was "
+        "computed on, where that is more than 1.",
         commands=TRAIN,
-        later="learning rates that follow a gradient's age",
     )
     get_model_steps: Positive = knob(
         1,
-        "A worker pulls dense values every this many steps and trains on its own copy in between.",
+        "A worker pulls dense values every this many steps and trains on its own copy in between, which its own "
+        "gradients move.",
         commands=TRAIN,
-        later="pulling the model less often than every step",
     )
     ps_is_critical: bool = knob(
         True,

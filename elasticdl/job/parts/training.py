@@ -23,6 +23,12 @@ class TrainingPart(Part):
     num_epochs: Positive = knob(1, "How many times every record is trained on.", commands=TRAIN, common=True)
     max_step: Count = knob(0, "Stop after this many steps; 0 trains all epochs.", commands=TRAIN)
     log_loss_steps: Positive = knob(100, "A worker logs its loss every this many steps.", commands=TRAIN)
+    nonfinite_gradients: Literal["fail", "skip"] = knob(
+        "fail",
+        "What becomes of a batch whose loss or gradients are not finite (NaN or infinite): the job fails and names it, "
+        "or it counts as trained, moves nothing and is reported.",
+        commands=TRAIN,
+    )
     audit: bool = knob(
         False,
         "Count on the servers how often each record was trained, and fail at the end unless each was as often as it "
