@@ -43,6 +43,8 @@ def rows(result: Mapping[str, Any], logs: Path) -> list[tuple[str, str]]:
         found.append(("metrics", f"{metrics} (at step {last.version:,})"))
     if s.losses:
         found.append(("replicas lost and replaced", str(s.losses)))
+    if s.rollbacks:
+        found.append(("servers lost, gone back", f"{s.rollbacks}; {s.repeated_batches:,} steps were trained again"))
     if s.recovery_seconds:
         median, most = statistics.median(s.recovery_seconds), max(s.recovery_seconds)
         found.append(("recovery", f"median {median:.2f} s, longest {most:.2f} s"))
@@ -106,6 +108,10 @@ def status_json(status: pb.Status) -> dict[str, Any]:
         ],
         "decisions": [{"at": d.at, "text": d.text} for d in status.decisions],
         "losses": status.losses,
+        "timeline": status.timeline,
+        "rollbacks": status.rollbacks,
+        "repeated_batches": status.repeated_batches,
+        "servers": status.servers,
         "recovery_seconds": list(status.recovery_seconds),
         "bad_records": list(status.bad_records),
         "started_at": status.started_at,

@@ -150,7 +150,7 @@ class Checkpoints:
         self.known = [c for c in self.known if c not in gone]
         return [DeleteCheckpoints(tuple(c.directory for c in gone))] if gone else []
 
-    def superfluous(self) -> list[Command]:
+    def superfluous(self) -> list[DeleteCheckpoints]:
         """Once the job has succeeded: what was kept for the case that a server dies."""
         if self.schedule.keep_transient:
             return []

@@ -242,8 +242,11 @@ class Job(JobOfServers):
             return out
         if self.checkpoints.writing is not None and self.checkpoints.writing.lasting:
             return out  # the user asked for it
+        superfluous = self.checkpoints.superfluous()
+        if any(self.checkpoint in s.directories for s in superfluous):
+            self.checkpoint = ""
         done = FinishJob(SUCCEEDED, f"all {self.shards.done_records} records are trained")
-        return [*self.checkpoints.give_up(), *self.checkpoints.superfluous(), done]
+        return [*self.checkpoints.give_up(), *superfluous, done]
 
     def _finished(self, shard: Shard, result: str, now: float) -> list[Command]:
         out: list[Command] = []

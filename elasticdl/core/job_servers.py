@@ -194,6 +194,7 @@ class JobOfServers(JobState):
         self.servers_leaving &= {r.name for r in self.replicas.joined("ps")}
         if why.split()[0] in self.scaling.servers:
             self.recoveries.append(Recovery(why.split()[0], now, [], server=True))
+            self.rollbacks += 1
         told = f"{why}; everybody goes back from version {reached} to {to} and trains on from there"
         if reached <= to.position.version:  # nothing is lost
             told = f"{why}; everybody goes on from {to}"

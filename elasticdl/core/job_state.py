@@ -64,7 +64,8 @@ class JobState:
     reason: str = ""
     servers_leaving: set[str] = field(default_factory=set)  # told to go: they wait for their part to be saved
     checkpoint: str = ""  # the newest on disk
-    repeated: int = 0  # batches trained again after rollbacks
+    rollbacks: int = 0  # because a server was lost
+    repeated: int = 0  # versions trained again after them
     rolled_back: float | None = None  # when the last one was
     loss: float | None = None
     recoveries: list[Recovery] = field(default_factory=list)

@@ -84,6 +84,7 @@ def status(job: Job, chronicle: Chronicle, now: float, master_starts: int) -> pb
         master_starts=master_starts,
         timeline=job.checkpoints.timeline,
         repeated_batches=job.repeated,
+        rollbacks=job.rollbacks,
         servers=len(job.scaling.servers),
         servers_wanted=job.scaling.wanted,
         mode=job.terms.mode,
