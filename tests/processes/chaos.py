@@ -33,7 +33,7 @@ from elasticdl.cli.job_dir import look
 from tests.processes import chaos_metric
 from tests.processes.harness import ROOT, RunningJob, about, check_witness, end_all, start_witness
 
-RECORDS, EPOCHS, EVENTS = 3000, 2, 5
+RECORDS, EPOCHS, EVENTS = 6000, 2, 6
 DEADLINE_SECONDS = 240.0  # a run takes some fifteen seconds on two quiet cores
 KEPT = ROOT / "build" / "chaos"  # what the jobs of failed runs left
 
@@ -111,6 +111,7 @@ class Run:
         ]
         what = f"{', '.join(hits) or 'no event'}; points {' '.join(self.points_hit) or 'none'}"
         came = f"{self.losses} lost, {self.rollbacks} rollbacks, {self.repeated_batches} batches again"
+        came += f", {self.not_delivered} events not delivered" if self.not_delivered else ""
         verdict = "FAILED" if self.failure else "passed"
         return f"seed {self.seed} {verdict} in {self.seconds:.1f} s: {what}; {came}"
 

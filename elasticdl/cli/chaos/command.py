@@ -11,7 +11,7 @@ from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING
 
-from elasticdl.cli.chaos.schedule import ROLES, Kind, Plan, Timing
+from elasticdl.cli.chaos.schedule import LONGEST_PAUSE, ROLES, Kind, Plan, Timing
 from elasticdl.cli.job_dir import JobView, find_job
 from elasticdl.errors import Problem, UsageError
 from elasticdl.job import names
@@ -42,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spare", choices=ROLES, action="append", default=[], help=what)
     what = "do only this to them; may be given again (default: all of them)"
     parser.add_argument("--kind", choices=[str(k) for k in Kind], action="append", default=[], help=what)
+    what = f"for how long a replica is paused at most (default: {LONGEST_PAUSE:g})"
+    parser.add_argument("--longest_pause", type=_seconds, metavar="SECONDS", default=LONGEST_PAUSE, help=what)
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the report there too, as JSON")
     what = "where the jobs are kept (default: ELASTICDL_STATE_DIR or ~/.elasticdl/jobs)"
     parser.add_argument("--state_dir", "--state-dir", metavar="DIR", help=what)
@@ -89,7 +91,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
     events = args.events if args.events is not None or args.seconds is not None else EVENTS
     timing = Timing(events, (args.every or EVERY_SECONDS) if by_clock else None, args.seconds)
     roles = [role for role in ROLES if role not in args.spare]
-    return Plan(seed, timing, roles, [Kind(k) for k in args.kind] or list(Kind))
+    return Plan(seed, timing, roles, [Kind(k) for k in args.kind] or list(Kind), args.longest_pause)
 
 
 async def _run(job: JobView, plan: Plan, report_file: Path | None) -> int:

@@ -63,13 +63,14 @@ class Plan:
     timing: Timing
     roles: Sequence[str] = ROLES
     kinds: Sequence[Kind] = tuple(Kind)
+    longest_pause: float = LONGEST_PAUSE
 
     def event(self, number: int) -> Event:
         random = Random(f"{self.seed}/event/{number}")
         weights = [w if role in self.roles else 0.0 for role, w in zip(ROLES, _ROLE_WEIGHTS, strict=True)]
         role = random.choices(ROLES, weights)[0]
         kind = random.choices(list(Kind), [_KIND_WEIGHTS[k] if k in self.kinds else 0.0 for k in Kind])[0]
-        pause = SHORTEST_PAUSE + random.random() * (LONGEST_PAUSE - SHORTEST_PAUSE)
+        pause = SHORTEST_PAUSE + random.random() * max(0.0, self.longest_pause - SHORTEST_PAUSE)
         return Event(number, role, kind, random.random(), random.random(), round(pause, 1))
 
     def by_records(self, done: int, total: int) -> Iterator[tuple[int, Event]]:
