@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from elasticdl.core import commands as c
 from elasticdl.core.cuts import VIEW, Cuts, Phase
 from elasticdl.ps.ledger import Ledger, Push, Verdict
+from elasticdl.wire import control_pb2 as pb
 
 SHARD = "train/0/0"
 
@@ -100,9 +101,55 @@ def test_an_epoch_with_an_open_shard_is_not_closed() -> None:
     assert push(ledger, 0) is Verdict.APPLY
 
 
-def test_another_timeline_is_refused() -> None:
+def restored(timeline: int, version: int = 0, **open_at: int) -> Ledger:
+    """A ledger at a checkpoint, with these shards open; `a` is train/0/0."""
+    shards = [pb.Opened(shard=f"train/0/{'abc'.index(k)}", next_batch=n, batches=4) for k, n in open_at.items()]
+    return Ledger.restored(pb.Restore(timeline=timeline, version=version, open=shards))
+
+
+def test_of_a_push_in_another_timeline_its_sender_hears_that_it_is_over() -> None:
+    ledger = restored(3, version=9, a=2)
+    ledger.opened(SHARD, 5, 2, 4)
+    for other in (0, 2, 4):
+        ruling = ledger.judge(Push(other, 0, 0, 5, 2))
+        assert (ruling.verdict, ruling.reason) == (Verdict.OVER, f"timeline {other} is over; it is 3 now")
+    assert push(ledger, 2, attempt=5, timeline=3) is Verdict.APPLY and ledger.version == 10
+
+
+def test_a_server_that_was_told_nothing_yet_answers_that() -> None:
+    assert Ledger().judge(Push(1, 0, 0, 1, 0)).reason == "this server has yet to be told where to begin"
+
+
+def test_a_timeline_begins_where_its_checkpoint_stands() -> None:
+    ledger = restored(2, version=7, a=2)
+    assert push(ledger, 2, attempt=9, timeline=2) is Verdict.WAIT, "nobody has a lease on it yet"
+    ledger.opened(SHARD, 9, 2, 4)
+    assert push(ledger, 1, attempt=9, timeline=2) is Verdict.REPEAT
+    assert push(ledger, 2, attempt=9, timeline=2) is Verdict.APPLY
+    assert push(ledger, 0, attempt=9, timeline=2, index=1) is Verdict.WAIT, "fresh, or done: the master knows"
+    ledger.opened("train/0/1", 9, 0, 4)
+    assert push(ledger, 0, attempt=9, timeline=2, index=1) is Verdict.APPLY
+    assert ledger.version == 9
+
+
+def test_a_shard_that_was_closed_may_be_open_again_in_a_new_timeline() -> None:
     ledger = opened()
-    assert push(ledger, 0, timeline=1) is Verdict.REFUSE
+    for batch in range(4):
+        push(ledger, batch)
+    ledger.close(SHARD)
+    ledger.close_epoch(0)
+    again = restored(2, version=1, a=1)
+    again.opened(SHARD, 2, 1, 4)
+    assert push(again, 1, attempt=2, timeline=2) is Verdict.APPLY
+
+
+def test_no_barrier_survives_the_timeline_it_was_made_in() -> None:
+    ledger = opened()
+    ledger.hold(1, at=0)
+    assert push(ledger, 0) is Verdict.WAIT
+    again = restored(2, a=0)
+    again.opened(SHARD, 2, 0, 4)
+    assert push(again, 0, attempt=2, timeline=2) is Verdict.APPLY
 
 
 def test_a_batch_beyond_the_shard_is_refused() -> None:
@@ -274,7 +321,7 @@ class CutsMachine(RuleBasedStateMachine):
                 (cut,) = arguments
                 assert isinstance(cut, int)
                 server.frozen.setdefault(cut, server.applied.copy())
-                if (done := self.cuts.frozen(name, cut, "", "")) is not None:
+                if (done := self.cuts.frozen(name, cut)) is not None:
                     self.done_cuts += 1
                     pictures = [s.frozen[done.number] for s in self.servers.values()]
                     assert all(p == pictures[0] for p in pictures), "the cut is torn"

@@ -13,7 +13,7 @@ import zmq
 from elasticdl.job.parameters import ParametersSpec, TableSpec, VariableSpec
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.frames import Answer, Header, Op
-from tests.ps.servers import TOKEN, Servers, Trainer, model, serving, training
+from tests.ps.servers import TIMELINE, TOKEN, Servers, Trainer, model, serving, training
 from tests.ps.stores import OPTIMIZERS
 
 SPEC = model(OPTIMIZERS["sgd"])
@@ -34,6 +34,7 @@ class Raw:
 
     def ask(self, op: Op, *body: Any, **fields: Any) -> tuple[Header, list[bytes]]:
         self.requests += 1
+        fields = {"timeline": TIMELINE, **fields}
         self.socket.send_multipart([Header(op, self.requests, **fields).pack(), *body])
         while True:
             frames = self.socket.recv_multipart()
@@ -44,6 +45,11 @@ class Raw:
     def refused(self, op: Op, *body: Any, **fields: Any) -> str:
         header, frames = self.ask(op, *body, **fields)
         assert header.answer is Answer.REFUSED, header
+        return frames[0].decode()
+
+    def over(self, op: Op, *body: Any, **fields: Any) -> str:
+        header, frames = self.ask(op, *body, **fields)
+        assert header.answer is Answer.OVER, header
         return frames[0].decode()
 
     def close(self) -> None:
@@ -72,10 +78,10 @@ def test_nothing_is_answered_before_the_token(server: Server) -> None:
     stranger = Raw(servers.addresses[0], greet=False)
     for op in Op:
         if op is not Op.GREET:
-            assert stranger.refused(op) == "the job's token was not given"
+            assert stranger.over(op) == "the job's token was not given"
     for wrong in ((), (b"",), (b"guess",), (TOKEN.encode()[:-1],), (TOKEN.encode(), b"")):
         assert stranger.refused(Op.GREET, *wrong) == "not the token of this job"
-        assert stranger.refused(Op.PULL) == "the job's token was not given"
+        assert stranger.over(Op.PULL) == "the job's token was not given"
     assert stranger.ask(Op.GREET, TOKEN.encode())[0].answer is Answer.OK
     assert stranger.ask(Op.PULL)[0].answer is Answer.OK
     stranger.close()
@@ -93,7 +99,7 @@ def test_a_cut_before_the_first_declaration_waits_for_it() -> None:
         servers.direct(freeze=pb.Freeze(cut=1, purpose="view"))
         spec = model(OPTIMIZERS["keras adam"])
         with training(servers, spec) as trainer:
-            assert servers.hear("frozen")[0].error == ""
+            assert servers.hear("frozen")[0].cut == 1
             assert np.array_equal(trainer.client.pull(view=1)[0], trainer.client.pull()[0])
 
 
@@ -104,8 +110,9 @@ def test_wrong_tables_views_and_timelines_are_refused(server: Server) -> None:
     assert raw.refused(Op.EXPORT, table=65535) == "there is no table 65535"
     assert raw.refused(Op.ROWS, one, view=4) == "view 4 is not pinned here"
     assert raw.refused(Op.PULL, view=2**64 - 1) == f"view {2**64 - 1} is not pinned here"
-    assert raw.refused(Op.PULL, timeline=1) == "timeline 1 is over; it is 0 now"
-    assert raw.refused(Op.PUSH, timeline=9) == "timeline 9 is over; it is 0 now"
+    assert raw.over(Op.PULL, timeline=0) == "timeline 0 is over; it is 1 now"
+    assert raw.over(Op.PUSH, timeline=9) == "timeline 9 is over; it is 1 now"
+    assert raw.over(Op.DECLARE, timeline=2) == "timeline 2 is over; it is 1 now"
 
 
 def test_wrong_numbers_of_frames_and_bytes_are_refused(server: Server) -> None:
