@@ -92,10 +92,10 @@ def without(padding: int | None, ids: IdArray) -> tuple[IdArray, int | None]:
 
 
 def check_range(table: TableSpec, ids: IdArray) -> None:
-    """Sorted ids of a table with a known number of them must be among those."""
-    if table.input_dim is None or not len(ids) or (ids[0] >= 0 and ids[-1] < table.input_dim):
+    """Ids of a table with a known number of them must be among those."""
+    if table.input_dim is None or not len(ids) or (ids.min() >= 0 and ids.max() < table.input_dim):
         return
-    wrong = ids[0] if ids[0] < 0 else ids[-1]
+    wrong = ids.min() if ids.min() < 0 else ids.max()
     raise ModelError(
         f"layer {table.name!r}",
         f"it was called with id {wrong}, but it is declared with {table.input_dim:,} ids: 0 to {table.input_dim - 1:,}",

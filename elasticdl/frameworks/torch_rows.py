@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from elasticdl.frameworks.rows import check_range, summed, without
-from elasticdl.frameworks.trainable import FloatArray, IdArray, RowSource, refuse_text
+from elasticdl.frameworks.trainable import FloatArray, IdArray, OrderedRows, RowSource, refuse_text
 from elasticdl.job.parameters import TableSpec
 
 
@@ -24,8 +24,12 @@ class TorchLookup:
 
     def gather(self, table: TableSpec, ids: Any, padding: int | None = None) -> Any:
         flat = ids.detach().reshape(-1).to(device="cpu", dtype=torch.int64)
-        unique, inverse = torch.unique(flat, return_inverse=True)
-        wanted, hole = without(padding, unique.numpy())
+        if padding is None and isinstance(self._source, OrderedRows):
+            wanted, places = self._source.distinct(flat.numpy())
+            inverse, hole = torch.from_numpy(places), None
+        else:
+            unique, inverse = torch.unique(flat, return_inverse=True)
+            wanted, hole = without(padding, unique.numpy())
         check_range(table, wanted)
         rows = self._source.rows(table.name, wanted) if len(wanted) else np.zeros((0, table.dim), np.float32)
         if not rows.flags.writeable:  # a view of a received message: torch only takes memory it may write

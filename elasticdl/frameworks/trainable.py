@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,15 @@ class RowSource(Protocol):
 
     def rows(self, table: str, ids: IdArray) -> FloatArray:
         """The rows of these ids (unique, any order) as float32 [len(ids), dim]."""
+        ...
+
+
+@runtime_checkable
+class OrderedRows(RowSource, Protocol):
+    """A row source that is fastest with ids in an order of its own."""
+
+    def distinct(self, ids: IdArray) -> tuple[IdArray, IdArray]:
+        """The distinct ids in that order, and the position of each id among them."""
         ...
 
 

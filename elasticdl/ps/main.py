@@ -16,6 +16,7 @@ from elasticdl.errors import ElasticDLError
 from elasticdl.job import names
 from elasticdl.job.loglines import configure_logging
 from elasticdl.job.spec import JobSpec
+from elasticdl.ps.memory import keep_freed_memory
 from elasticdl.ps.service import Service
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
@@ -30,6 +31,7 @@ def main() -> int:
     replica = os.environ[names.ENV_REPLICA]
     configure_logging(spec.log_level, replica)
     faults.arm(replica)
+    keep_freed_memory()
     try:
         return asyncio.run(_serve(spec, replica))
     except ElasticDLError as error:

@@ -20,6 +20,7 @@ from elasticdl.job import names
 from elasticdl.job.loglines import configure_logging
 from elasticdl.job.spec import JobSpec
 from elasticdl.ps.client import Client
+from elasticdl.ps.memory import keep_freed_memory
 from elasticdl.wire.auth import Keys
 from elasticdl.worker import audit
 from elasticdl.worker.batches import Source, load
@@ -39,6 +40,7 @@ def main() -> int:
     spec = JobSpec.from_json(job_file.read_bytes())
     configure_logging(spec.log_level, replica)
     faults.arm(replica)
+    keep_freed_memory()
     try:
         return _work(spec, replica, job_file.parent)
     except MemoryError:

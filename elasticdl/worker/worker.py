@@ -6,7 +6,7 @@ import base64
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from elasticdl.worker import audit, finite
 from elasticdl.worker.batches import Ahead, Minibatch, Source, load
 from elasticdl.worker.control import Control
 from elasticdl.worker.dense import Dense
+from elasticdl.worker.phases import Phases
 from elasticdl.worker.session import Work
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,15 @@ class ServerRows:
     client: Client
     view: int = 0
     create: bool = True
+    phases: Phases = field(default_factory=Phases)
 
     def rows(self, table: str, ids: IdArray) -> FloatArray:
-        return self.client.rows(table, ids, self.view, self.create)
+        with self.phases("pull rows"):
+            return self.client.rows(table, ids, self.view, self.create)
+
+    def distinct(self, ids: IdArray) -> tuple[IdArray, IdArray]:
+        with self.phases("distinct ids"):
+            return self.client.unique(ids)
 
     def chunks(self, table: str) -> Iterator[tuple[IdArray, FloatArray]]:
         return self.client.export_rows(table)
@@ -65,12 +72,13 @@ class Worker:
         self.plan = Plan.of(spec, training.dataset.records)
         self.dense = Dense(client, spec.get_model_steps)
         self._round_to_come = False
+        self.phases, self._trained = Phases(), 0
 
     def run(self) -> None:
         """Work until there is no more, or the master says so."""
         schedule = self.code.schedule
         log.info("Learning rate: %s", schedule.name if schedule else self.model.parameters.optimizer.learning_rate)
-        while (work := self.control.wait_for_work()) is not None:
+        while (work := self._next()) is not None:
             self.client.called_off_by(lambda work=work: self._called_off(work))  # type: ignore[misc]
             try:
                 self._join_timeline()
@@ -90,6 +98,13 @@ class Worker:
             except (ModelError, DataError) as error:
                 log.error("Batch %d of %s failed\n%s", work.next_batch, work.shard, error)
                 self.control.failed(work, str(error))
+
+        if self._trained:
+            log.info(self.phases.line(self._trained))
+
+    def _next(self) -> Work | None:
+        with self.phases("wait for work"):
+            return self.control.wait_for_work()
 
     def _called_off(self, work: Work) -> bool:
         """Whether to give up waiting for a server: the lease is gone, or the one that this one waits for came."""
@@ -150,12 +165,15 @@ class Worker:
                 self.control.returned(work, "the worker is leaving")
 
     def _batch(self, work: Work, number: int) -> None:
-        minibatch = self.ahead.take(self.training, work, number, self._coming(work, number))
-        trainable, state, pulled = self._values(work)
+        with self.phases("data"):
+            minibatch = self.ahead.take(self.training, work, number, self._coming(work, number))
+        with self.phases("pull dense"):
+            trainable, state, pulled = self._values(work)
         result, skip = StepResult(0.0, np.zeros_like(trainable), state), False
         if minibatch.records:  # else every record of it was set aside
-            self.model.assign(trainable, state)
-            result = self._step(minibatch, ServerRows(self.client))
+            with self.phases("compute"):
+                self.model.assign(trainable, state)
+                result = self._step(minibatch, ServerRows(self.client, phases=self.phases))
             if skip := self._not_finite(work, number, minibatch, result):
                 result = StepResult(result.loss, np.zeros_like(trainable), state)
             result = clipped(result, self.model.parameters)
@@ -165,7 +183,8 @@ class Worker:
         rate = self.code.schedule.to_send(pulled, work.round) if self.code.schedule else 0.0
         try:
             difference = result.state - state
-            version = self.client.push(batch, result.gradients, difference, rows, pulled, rate, records)
+            with self.phases("push"):
+                version = self.client.push(batch, result.gradients, difference, rows, pulled, rate, records)
         except WireError:
             self.dense.forget()
             raise
@@ -177,6 +196,7 @@ class Worker:
         if number + 1 == work.batches:
             faults.point("worker.before_completion")
         self.control.committed(work, number + 1, result.loss, skip)
+        self._trained += 1
         every = self.spec.log_loss_steps
         if version // every > self._logged:
             self._logged = version // every
