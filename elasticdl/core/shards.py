@@ -1,13 +1,10 @@
 """Record ranges and who trains them: waiting, leased, done. No record is ever dropped or handed out twice.
 
-A worker that is lost gives its lease back at the committed batch. A batch that crashes its worker is tried again;
-after `STRIKES` crashes its records are searched by halves (probes compute and push nothing) until one is to blame.
-What is under suspicion has a worker to itself: of a dead worker's leases only the last report says which one it was at.
+A worker that is lost gives its lease back at the committed batch. A batch that fails is tried again, then searched.
 """
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +16,6 @@ from elasticdl.core.commands import (
     Command,
     FinishJob,
     GrantLease,
-    IdentifyRecord,
     RevokeLease,
 )
 from elasticdl.core.events import (
@@ -33,9 +29,9 @@ from elasticdl.core.events import (
     ReplicaLeaving,
     ShardCompleted,
 )
-from elasticdl.core.plan import BadRecord, EpochDone, Kind, Plan, Position, Shard
+from elasticdl.core.plan import EpochDone, Kind, Position, Shard
+from elasticdl.core.searches import SearchedShards
 
-STRIKES = 2
 REFUSALS = 4  # a lease given back again and again for the same reason will never be worked on
 
 
@@ -57,23 +53,6 @@ class ShardsAdded(Event):
 
 
 @dataclass
-class Search:
-    """The hunt for the record of a batch that crashes workers: it is in [low, high)."""
-
-    shard: Shard
-    low: int
-    high: int
-    error: str
-    probe: int = 0  # the index of the probe that is out
-    probing: int = 0  # the probe covers [low, probing)
-    confirmed: bool = False  # the range itself was seen to crash
-
-    @property
-    def over(self) -> bool:
-        return self.confirmed and self.high - self.low == 1
-
-
-@dataclass
 class Seat:
     """A worker that may hold leases."""
 
@@ -82,21 +61,14 @@ class Seat:
 
 
 @dataclass
-class Shards:
-    plan: Plan
-    max_bad_records: int = 0
+class Shards(SearchedShards):
     seats: dict[str, Seat] = field(default_factory=dict)
     epoch: int = 0  # the next fresh shard is (epoch, index)
     index: int = 0
-    waiting: list[Shard] = field(default_factory=list)  # given back or added, by urgency
     leased: dict[str, Shard] = field(default_factory=dict)
     done: dict[int, EpochDone] = field(default_factory=dict)
-    version: int = 0  # updates of the model that every server has made
     version_since: float = 0.0  # when it last rose
     skipped: int = 0  # batches that counted and moved nothing, since their gradients were not finite
-    searches: dict[str, Search] = field(default_factory=dict)
-    bad_records: list[BadRecord] = field(default_factory=list)
-    probes: int = 0
     turns: int = 0
     highest_attempt: int = 0  # of any lease so far
     attempts_before: int = 0  # the highest before the last rollback: leases after it have higher ones
@@ -137,7 +109,7 @@ class Shards:
                         out.append(FinishJob("failed", f"{shard} was given back {held.refusals} times: {reason}"))
             case ShardsAdded(shards):
                 for s in shards:
-                    insort(self.waiting, s, key=_order)
+                    self.wait(s)
             case RecordIdentified(shard, position, record, name):
                 self._identified(shard, position, record, name, out)
             case _:
@@ -197,10 +169,6 @@ class Shards:
         self._grant(now, out)
         return out
 
-    def unanswered(self) -> list[Command]:
-        """Questions to the shell that a restart may have lost."""
-        return [IdentifyRecord(i, s.low) for i, s in self.searches.items() if s.over]
-
     # Cuts and rollbacks.
 
     def position(self, counters: Mapping[str, int]) -> Position:
@@ -233,7 +201,7 @@ class Shards:
         for shard_id, (next_batch, _) in sorted(to.open.items()):
             shard = self.plan.named(shard_id)
             shard.next_batch, shard.attempt = next_batch, max(1, self.attempts_before)  # the servers know it
-            insort(self.waiting, shard, key=_order)
+            self.wait(shard)
 
     # Steps.
 
@@ -274,7 +242,7 @@ class Shards:
     def _take_back(self, s: Shard, out: list[Command]) -> None:
         del self.leased[s.id]
         s.worker = ""
-        insort(self.waiting, s, key=_order)
+        self.wait(s)
 
     def _committed(
         self, worker: str, shard_id: str, attempt: int, next_batch: int, skipped: int, now: float, out: list[Command]
@@ -331,88 +299,6 @@ class Shards:
         else:
             self.results.append((s, result))
 
-    # A batch that crashes workers.
-
-    def _strike(self, s: Shard, error: str, out: list[Command], hung: bool = False) -> None:
-        if s.kind is Kind.PROBE:
-            self.waiting.remove(s)
-            self._probed(s, True, error, out)
-            return
-        s.strikes += 1
-        if s.kind is not Kind.TRAIN:
-            if s.strikes > STRIKES:
-                out.append(FinishJob("failed", f"{s.kind} failed {s.strikes} times:\n{error}"))
-            return
-        if self.version == 0 and not self.max_bad_records and not hung:
-            out.append(FinishJob("failed", f"the first batch failed:\n{error}"))
-            return
-        out.append(Announce(f"batch {s.next_batch} of shard {s.id} failed ({s.strikes} of {STRIKES} times)"))
-        if s.strikes >= STRIKES:
-            self.waiting.remove(s)
-            # The report of a batch may die with the worker that crashes in the next: search that one second.
-            batch = min(s.next_batch + s.searched % 2, s.batches - 1)
-            start = s.start + batch * self.plan.minibatch
-            self.searches[s.id] = Search(s, start, start + self.plan.batch_records(s, batch), error)
-            self._probe(s.id, out)
-
-    def _probe(self, shard_id: str, out: list[Command]) -> None:
-        search = self.searches[shard_id]
-        size = search.high - search.low
-        search.probing = search.low + max(1, size // 2) if size > 1 else search.high
-        self.probes += 1
-        search.probe = self.probes
-        probe = Shard(Kind.PROBE, search.shard.round, self.probes, search.low, search.probing, 1, payload=shard_id)
-        insort(self.waiting, probe, key=_order)
-        out.append(Announce(f"looking for the record at fault in {search.high - search.low} of {shard_id}"))
-
-    def _probed(self, probe: Shard, crashed: bool, error: str, out: list[Command]) -> None:
-        search = self.searches.get(probe.payload)
-        if search is None or search.probe != probe.index:
-            return
-        single = search.high - search.low == 1
-        if crashed:
-            search.high, search.confirmed, search.error = search.probing, True, error or search.error
-        elif single:
-            # A dying worker may have been at another batch than the one it last reported, and a record found
-            # meanwhile may have been the one: try the batch again before calling it hopeless.
-            self._give_up(probe.payload)
-            search.shard.searched += 1
-            if search.shard.searched > STRIKES:
-                what = f"a batch of shard {probe.payload} fails, but none of its records alone does"
-                out.append(FinishJob("failed", f"{what}:\n{search.error}"))
-            return
-        else:
-            search.low, search.confirmed = search.probing, False
-        if search.over:
-            out.append(IdentifyRecord(probe.payload, search.low))
-        else:
-            self._probe(probe.payload, out)
-
-    def _give_up(self, shard_id: str) -> Search:
-        search = self.searches.pop(shard_id)
-        search.shard.strikes = 0
-        insort(self.waiting, search.shard, key=_order)
-        return search
-
-    def _identified(self, shard_id: str, position: int, record: int, name: str, out: list[Command]) -> None:
-        found = self.searches.get(shard_id)
-        if found is None or not found.over or found.low != position:
-            return  # the answer to an older search
-        search = self._give_up(shard_id)
-        if any(b.record == record for b in self.bad_records):
-            return
-        self.bad_records.append(BadRecord(record, name, search.error))
-        if len(self.bad_records) > self.max_bad_records:
-            out.append(
-                FinishJob(
-                    "failed",
-                    f"{name} cannot be trained, and --max_bad_records={self.max_bad_records} "
-                    f"allows no more to be set aside:\n{search.error}",
-                )
-            )
-            return
-        out.append(Announce(f"{name} cannot be trained and is set aside ({len(self.bad_records)} so far)"))
-
     # Leasing.
 
     def _fresh(self) -> tuple[int, int]:
@@ -466,7 +352,7 @@ class Shards:
                 return
             count, worker = min(free)
             if s.alone and count:
-                insort(self.waiting, s, key=_order)  # until a worker has nothing else
+                self.wait(s)  # until a worker has nothing else
                 if self._make_room(s, load, out):
                     continue
                 return
@@ -500,7 +386,3 @@ class Shards:
                 self._take_back(s, out)
             return True
         return False
-
-
-def _order(s: Shard) -> tuple[int, int, int]:
-    return s.order

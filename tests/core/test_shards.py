@@ -7,7 +7,8 @@ import pytest
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.plan import Kind, Plan, Shard
-from elasticdl.core.shards import REFUSALS, STRIKES, Shards, ShardsAdded, WorkerLost
+from elasticdl.core.searches import STRIKES
+from elasticdl.core.shards import REFUSALS, Shards, ShardsAdded, WorkerLost
 from tests.core.invariants import check_shards
 
 
