@@ -63,7 +63,7 @@ class Cuts:
 
     def held(
         self, server: str, number: int, counters: Mapping[str, int], unclosed: Collection[str], moving: Collection[str],
-        at: int | None = None,
+        at: int | None = None, coming: bool = False,
     ) -> list[Command]:  # fmt: skip
         """A server reports the next batch of each shard it has open; `moving` are the shards somebody works on.
 
@@ -79,7 +79,7 @@ class Cuts:
             cut.at, cut.begun = at, True
             cut.held.clear()
             return [HoldServers(cut.number, at)]
-        if at is not None and at < cut.at:
+        if coming or (at is not None and at < cut.at):
             return []  # it goes on, and will say so again
         cut.held[server] = dict(counters)
         if set(cut.held) != set(self.servers):

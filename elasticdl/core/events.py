@@ -159,14 +159,15 @@ class RecordIdentified(Event):
 class ServerHeld(Event):
     """A server holds all pushes; `counters` says the next batch it expects of each open shard.
 
-    In synchronous training it holds at a version. With one above the cut's it does not hold yet: it is on its way
-    there, because the round it had begun ends there.
+    In synchronous training it holds at a version; if it is only coming there, because a round that it has begun ends
+    there, it will say so again.
     """
 
     server: str
     cut: int
     counters: tuple[tuple[str, int], ...]
     at: int = 0
+    coming: bool = False
 
 
 @dataclass(frozen=True)

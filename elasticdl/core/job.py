@@ -83,10 +83,10 @@ class Job(JobOfServers):
                 return out
             case ReplicaStarted() | ReplicaDropped():
                 return self._of_replicas(event, now)
-            case ServerHeld(server, number, counters, at):
+            case ServerHeld(server, number, counters, at, coming):
                 at_version = at if self.terms.plan.synchronous else None
                 moving = self.shards.worked_on()
-                return self.cuts.held(server, number, dict(counters), self._unclosed(), moving, at_version)
+                return self.cuts.held(server, number, dict(counters), self._unclosed(), moving, at_version, coming)
             case ServerCut(server, number):
                 cut = self.cuts.frozen(server, number)
                 return self._cut_done(cut, now) if cut is not None else []

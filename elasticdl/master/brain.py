@@ -51,7 +51,7 @@ def event_of(replica: str, message: pb.FromReplica) -> e.Event:
             return e.WorkerUnfit(replica, message.unfit.error)
         case "held":
             counters = tuple((x.shard, x.next_batch) for x in message.held.counters)
-            return e.ServerHeld(replica, message.held.cut, counters, message.held.at)
+            return e.ServerHeld(replica, message.held.cut, counters, message.held.at, message.held.coming)
         case "frozen":
             return e.ServerCut(replica, message.frozen.cut)
         case "wrote":

@@ -344,7 +344,7 @@ class Service:
         report = self.ledger.report()
         if report is not None:
             counters = [pb.Counter(shard=s, next_batch=n) for s, n in report[1].items()]
-            held = pb.Held(cut=report[0], counters=counters, at=self.ledger.holds_at)
+            held = pb.Held(cut=report[0], counters=counters, at=self.ledger.holds_at, coming=not self.ledger.holding)
             self.say(pb.FromReplica(held=held))
 
     def _judge(self, key: tuple[bytes, str], w: Waiting) -> bool:

@@ -130,14 +130,16 @@ class Counter(_message.Message):
     def __init__(self, shard: _Optional[str] = ..., next_batch: _Optional[int] = ...) -> None: ...
 
 class Held(_message.Message):
-    __slots__ = ("cut", "counters", "at")
+    __slots__ = ("cut", "counters", "at", "coming")
     CUT_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
+    COMING_FIELD_NUMBER: _ClassVar[int]
     cut: int
     counters: _containers.RepeatedCompositeFieldContainer[Counter]
     at: int
-    def __init__(self, cut: _Optional[int] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ..., at: _Optional[int] = ...) -> None: ...
+    coming: bool
+    def __init__(self, cut: _Optional[int] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ..., at: _Optional[int] = ..., coming: bool = ...) -> None: ...
 
 class Frozen(_message.Message):
     __slots__ = ("cut",)

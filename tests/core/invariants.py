@@ -42,6 +42,7 @@ def check_shards(shards: Shards) -> None:
     twice = [i for i, n in Counter(s.id for s in everywhere).items() if n > 1]
     if twice:
         raise Broken(f"{twice} are in two places")
+    training = [s for s in everywhere if s.kind is Kind.TRAIN]
     open_records: Counter[int] = Counter()
     for s in everywhere:
         if s.kind is Kind.TRAIN:
@@ -56,7 +57,12 @@ def check_shards(shards: Shards) -> None:
         told = f"{done} done + {open_records[epoch]} open + {fresh} fresh is not {total}"
         if not (done + open_records[epoch] + fresh == total):
             raise Broken(f"epoch {epoch}: {told}")
-    holds(shards.version == sum(d.batches for d in shards.done.values()), "the version is not the committed batches")
+    if plan.synchronous:
+        whole = min([plan.version_before(*shards._fresh()), *(plan.version_before(s.round, s.index) for s in training)])
+        holds(shards.version == whole, f"the version is {shards.version}, and {whole} rounds are committed")
+    else:
+        done_batches = sum(d.batches for d in shards.done.values())
+        holds(shards.version == done_batches, "the version is not the committed batches")
     _check_leases(shards)
 
 

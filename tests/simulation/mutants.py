@@ -17,6 +17,7 @@ from elasticdl.core.plan import Kind, Shard
 from elasticdl.core.replicas import CRASHED, PREEMPTED, Replicas, State
 from elasticdl.core.shards import Shards, WorkerLost
 from elasticdl.ps.ledger import Ledger, Push, Ruling, Verdict
+from elasticdl.ps.rounds import Rounds
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.session import Session, Work
 from tests.simulation.processes import Server, Witness
@@ -241,6 +242,84 @@ class BadRecordForgotten(Shards):
         self.bad_records.clear()
 
 
+# Of synchronous training.
+
+
+class StaleGradientAccepted(Rounds):
+    """Whatever version a gradient was computed on, it is as good as any."""
+
+    def judge(self, push: Push) -> Ruling:
+        return super().judge(replace(push, computed_on=1 << 30))
+
+
+class RoundWithoutABatch(Rounds):
+    """The old system's: whoever comes late is left out."""
+
+    def whole(self) -> bool:
+        return super().whole() or len(self.kept.get(self.version, ())) >= max(1, self.size - 1)
+
+
+class TwoGradientsForOneBatch(Rounds):
+    """A batch that was kept already is kept once more."""
+
+    def judge(self, push: Push) -> Ruling:
+        ruling = super().judge(push)
+        again = ruling.verdict is Verdict.REPEAT and self.round_of(push.epoch, push.index) >= self.version
+        return Ruling(Verdict.KEEP) if again and push.shard in self.entries else ruling
+
+
+class CutInTheMiddleOfARound(Rounds):
+    """A cut does not wait for the round that has begun."""
+
+    def hold(self, cut: int, at: int) -> None:
+        super().hold(cut, at)
+        assert self.barrier is not None
+        self.barrier.until = max(self.barrier.at, self.version)
+
+
+class RepeatedRound(Rounds):
+    """What was applied is forgotten with the shard's mark."""
+
+    def judge(self, push: Push) -> Ruling:
+        ruling = super().judge(push)
+        return Ruling(Verdict.KEEP) if ruling.verdict is Verdict.REPEAT and push.shard in self.entries else ruling
+
+
+@dataclass
+class NoRoomForWhatAllWaitFor(Shards):
+    """Leases of later rounds are kept, though what they wait for finds no worker."""
+
+    def _make_room(self, needed: Any, workers: Any, out: list[Command]) -> bool:
+        return False
+
+
+class WaitsForItself(Session):
+    """A worker goes on waiting for a round though it was given the batch that is missing."""
+
+    def preceded(self, work: Work) -> bool:
+        return False
+
+
+def synchronous(s: Scenario) -> Scenario:
+    return replace(
+        s, round_batches=2 + s.seed % 4, tolerance=0, impatient=False, max_step=0, records=max(20, s.records)
+    )
+
+
+def impatient(s: Scenario) -> Scenario:
+    return replace(synchronous(s), impatient=True)
+
+
+def with_bad_rounds(s: Scenario) -> Scenario:
+    """A suspect and one worker, which holds a batch of the next round as well."""
+    return replace(with_bad_records(synchronous(s)), segfault=False, workers=1)
+
+
+def with_few_seats(s: Scenario) -> Scenario:
+    """Workers come and go, and what they give back is waited for by all others."""
+    return replace(synchronous(s), kill_workers_every=2.0, preempt_workers_every=3.0, workers=max(2, s.workers))
+
+
 def with_bad_records(s: Scenario) -> Scenario:
     return replace(s, bad_records=(s.records // 2,), max_bad_records=10, stop_at=0.0, max_step=0)
 
@@ -287,5 +366,16 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "bad-record-forgotten": Mutant(
         "a record that was set aside is met again", with_shards(BadRecordForgotten), 100, with_bad_records
+    ),
+    "stale-accepted": Mutant("a stale gradient is accepted", Parts(rounds=StaleGradientAccepted), 20, impatient),
+    "short-round": Mutant("a round is applied without a batch", Parts(rounds=RoundWithoutABatch), 20, synchronous),
+    "kept-twice": Mutant("two gradients of one batch are kept", Parts(rounds=TwoGradientsForOneBatch), 50, synchronous),
+    "cut-in-a-round": Mutant(
+        "a cut is made in the middle of a round", Parts(rounds=CutInTheMiddleOfARound), 50, synchronous
+    ),
+    "round-repeated": Mutant("a batch of an applied round is kept again", Parts(rounds=RepeatedRound), 50, synchronous),
+    "no-room": Mutant("what all wait for finds no worker", with_shards(NoRoomForWhatAllWaitFor), 100, with_bad_rounds),
+    "waits-for-itself": Mutant(
+        "a worker waits for a batch that it was given", Parts(session=WaitsForItself), 100, with_few_seats
     ),
 }

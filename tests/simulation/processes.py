@@ -11,6 +11,7 @@ from elasticdl.core.cuts import SAVE
 from elasticdl.core.plan import Kind
 from elasticdl.core.replicas import CRASHED, FINISHED, PREEMPTED
 from elasticdl.ps.ledger import Push, Ruling, Verdict
+from elasticdl.ps.rounds import Rounds, ledger_of
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.session import Work
@@ -40,6 +41,8 @@ class Server:
         self.newest: Counter[str] = Counter()  # shard -> the newest lease it was told of
         self.closed: set[str] = set()
         self.waiting: list[tuple[Push, tuple[int, ...], Callable[[Ruling], None]]] = []
+        self.early: list[tuple[int, Callable[[int], None]]] = []  # pulls of a version that is yet to come
+        self.kept: list[tuple[Push, tuple[int, ...]]] = []  # of rounds that are not whole
         self.incarnation = f"{name}@{world.random.random()}"
         self.alive = True
 
@@ -77,6 +80,8 @@ class Server:
 
     def freeze(self, freeze: pb.Freeze) -> None:
         cut = freeze.cut
+        if self.kept and cut not in self.views:
+            raise Violation(f"{self.name} is cut in the middle of a round")
         known = cut in self.views
         self.views.setdefault(cut, (self.ledger.version, self.witness.copy()))
         self.world.say(self, pb.FromReplica(frozen=pb.Frozen(cut=cut)))
@@ -122,7 +127,9 @@ class Server:
                 self.written.clear()
                 self.newest.clear()
                 self.closed.clear()
-                self.ledger = self.world.parts.ledger.restored(restore)
+                self.kept.clear()
+                self.early.clear()
+                self.ledger = ledger_of(restore, self.world.parts.ledger, self.world.parts.rounds)
                 version, saved = next(iter(parts.values()), (0, Counter()))  # all parts hold the same witness
                 self.witness = saved.copy() if restore.directory else Counter()
                 if restore.directory and version != restore.version:
@@ -155,18 +162,59 @@ class Server:
                 if ruling.verdict is Verdict.WAIT:
                     continue
                 self.waiting.remove(entry)
-                if ruling.verdict is Verdict.APPLY:
+                if ruling.verdict in (Verdict.APPLY, Verdict.KEEP):
                     if push.attempt < self.newest[push.shard] or push.shard in self.closed:
                         raise Violation(f"{self.name} applied {push} though that lease was over")
-                    for p in positions:
-                        self.witness[(push.epoch, p)] += 1
-                    self.ledger.applied(push)
+                    self.take(push, positions)
                     moved = True
                 answer(ruling)
+        for entry in [x for x in self.early if x[0] <= self.ledger.version]:
+            self.early.remove(entry)
+            entry[1](self.ledger.version)
         report = self.ledger.report()
         if report is not None:
             counters = [pb.Counter(shard=s, next_batch=n) for s, n in report[1].items()]
-            self.world.say(self, pb.FromReplica(held=pb.Held(cut=report[0], counters=counters)))
+            coming = not self.ledger.holding
+            held = pb.Held(cut=report[0], counters=counters, at=self.ledger.holds_at, coming=coming)
+            self.world.say(self, pb.FromReplica(held=held))
+
+    def take(self, push: Push, positions: tuple[int, ...]) -> None:
+        ledger = self.ledger
+        if not isinstance(ledger, Rounds):
+            self.apply(push, positions)
+            return ledger.applied(push)
+        self.kept.append((push, positions))
+        ledger.keep(push)
+        while ledger.whole():
+            self.apply_round(ledger.version)
+            ledger.round_applied()
+        return None
+
+    def apply(self, push: Push, positions: tuple[int, ...]) -> None:
+        for p in positions:
+            self.witness[(push.epoch, p)] += 1
+
+    def apply_round(self, number: int) -> None:
+        """All that is kept of a round goes in at once; that it is whole and fresh is worked out here once more."""
+        plan = self.world.terms.plan
+        mine = [x for x in self.kept if plan.version_before(x[0].epoch, x[0].index) == number]
+        self.kept = [x for x in self.kept if x not in mine]
+        epoch, place = divmod(number, plan.versions_per_epoch)
+        first = place * plan.round_batches
+        batches = [(epoch, i) for i in range(first, min(first + plan.round_batches, plan.batches_per_epoch))]
+        if sorted((p.epoch, p.index) for p, _ in mine) != batches:
+            raise Violation(f"{self.name} applied round {number} as {[p.shard for p, _ in mine]}")
+        for push, positions in mine:
+            if push.computed_on < number - plan.tolerance:
+                raise Violation(f"{self.name} applied {push} in round {number}")
+            self.apply(push, positions)
+        self.world.faults["round"] += 1
+
+    def pull(self, timeline: int, at_least: int, answer: Callable[[int], None]) -> None:
+        """Tell the version of what is pulled, once it is as new as asked for."""
+        if self.alive and timeline == self.ledger.timeline:
+            self.early.append((at_least, answer))
+            self.settle()
 
 
 class Worker:
@@ -174,7 +222,8 @@ class Worker:
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
-        self.session = world.parts.session(name, f"{name}@{world.random.random()}", capacity=2)
+        in_order = world.terms.plan.synchronous
+        self.session = world.parts.session(name, f"{name}@{world.random.random()}", capacity=2, in_order=in_order)
         self.alive = True
         self.busy = False
         self.over = 0  # the timeline that servers say is over
@@ -228,12 +277,70 @@ class Worker:
         if not self.session.holds(work):
             self.done()
         elif work.kind == Kind.TRAIN:
-            positions = self.world.positions(work, work.next_batch)
-            if not self.crashes(work, positions):
-                self.push(work, work.next_batch, positions)
+            plan = self.world.terms.plan
+            if plan.synchronous:
+                self.pull(work, plan.version_needed(work.round, work.index))
+            else:
+                self.train(work, 0)
         elif work.kind != Kind.PROBE or not self.crashes(work, tuple(range(work.start, work.stop))):
             self.world.say(self, self.session.completed(work, self.result(work)))
             self.done()
+
+    def train(self, work: Work, computed_on: int) -> None:
+        positions = self.world.positions(work, work.next_batch)
+        if not self.crashes(work, positions):
+            self.push(work, work.next_batch, positions, computed_on)
+
+    def pull(self, work: Work, at_least: int) -> None:
+        """Ask every server for its values until all answered; then compute on them."""
+        world = self.world
+        owed = self.server_names()
+        versions: dict[str, int] = {}
+        timeline = self.session.timeline
+        over = False
+        if world.scenario.impatient:
+            at_least = 0
+
+        def answered(server: str, version: int) -> None:
+            nonlocal over
+            if over or not self.alive or self.stalled:
+                return
+            versions[server] = version
+            owed.discard(server)
+            if not owed:
+                over = True
+                world.clock.after(world.random.uniform(0.01, 0.05), compute)
+
+        def compute() -> None:
+            if not self.alive or self.stalled:
+                return
+            if self.session.holds(work) and self.session.timeline == timeline:
+                self.train(work, min(versions.values()))
+            else:
+                self.done()
+
+        def send() -> None:
+            nonlocal over
+            if over or not self.alive or self.stalled:
+                return
+            gone = not self.session.holds(work) or self.session.timeline != timeline
+            leaving = self.session.leaving and self.session.holds(work)
+            if gone or leaving or self.session.preceded(work):
+                over = True
+                if leaving:
+                    world.say(self, self.session.returned(work, "the worker is leaving"))
+                self.done()
+                return
+            for name in sorted(owed):
+                server = world.servers[name]
+
+                def reply(version: int, name: str = name) -> None:
+                    world.datagrams.send(lambda: answered(name, version))
+
+                world.datagrams.send(lambda server=server, reply=reply: server.pull(timeline, at_least, reply))
+            world.clock.after(RESEND_SECONDS, send)
+
+        send()
 
     def result(self, work: Work) -> str:
         world = self.world
@@ -271,19 +378,19 @@ class Worker:
             self.done()
         return True
 
-    def push(self, work: Work, batch: int, positions: tuple[int, ...]) -> None:
+    def push(self, work: Work, batch: int, positions: tuple[int, ...], computed_on: int) -> None:
         """Push to every server, again and again until all have it or somebody says no."""
         world = self.world
         owed = self.server_names()
         over = False
         kept = tuple(p for p in positions if p not in work.bad_records)
-        push = Push(self.session.timeline, work.round, work.index, work.attempt, batch)
+        push = Push(self.session.timeline, work.round, work.index, work.attempt, batch, computed_on)
 
         def answered(server: str, ruling: Ruling) -> None:
             nonlocal over
             if over or not self.alive or self.stalled:
                 return
-            if ruling.verdict in (Verdict.APPLY, Verdict.REPEAT):
+            if ruling.verdict in (Verdict.APPLY, Verdict.KEEP, Verdict.REPEAT):
                 owed.discard(server)
                 if not owed:
                     over = True
@@ -291,6 +398,10 @@ class Worker:
                     if self.session.leaving and self.session.holds(work):
                         world.say(self, self.session.returned(work, "the worker is leaving"))
                     self.done()
+            elif ruling.verdict is Verdict.STALE:
+                over = True
+                world.faults["gradient rejected as stale"] += 1
+                self.done()  # and begin again
             elif ruling.verdict is Verdict.OVER:
                 over, self.over = True, push.timeline
                 world.faults["told that the timeline is over"] += 1
@@ -307,7 +418,7 @@ class Worker:
         def send() -> None:
             if over or not self.alive or self.stalled:
                 return
-            if not self.session.holds(work):
+            if not self.session.holds(work) or self.session.preceded(work):
                 give_up()
                 return
             for name in sorted(owed):

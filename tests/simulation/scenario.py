@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.job import Terms
@@ -50,15 +51,32 @@ class Scenario:
     segfault: bool = False  # a bad record kills the process instead of raising
     max_bad_records: int = 0
     stop_at: float = 0.0
+    round_batches: int = 0  # of synchronous training; 0: asynchronous
+    tolerance: int = 0
+    impatient: bool = False  # workers pull what is there instead of waiting for their round: servers must reject it
     churn_until: float = 60.0  # then the faults end, and the job must
     weather: Weather = field(default_factory=Weather)
 
     def terms(self) -> Terms:
-        plan = Plan(self.records, self.minibatch, self.batches_per_shard, self.epochs, self.max_step)
+        per_shard = 1 if self.round_batches else self.batches_per_shard
+        plan = Plan(
+            self.records, self.minibatch, per_shard, self.epochs, self.max_step, self.round_batches, self.tolerance
+        )
         return Terms(
             "sim", self.workers, self.servers, plan, self.validation, self.evaluation_steps, self.max_bad_records,
             export=True, budget=BUDGET, schedule=Schedule(self.checkpoint_steps, self.checkpoint_seconds, self.keep),
         )  # fmt: skip
+
+
+def _mode(r: Random) -> dict[str, Any]:
+    """Three of ten jobs train synchronously; drawn apart, so that the others stay as they were."""
+    if r.random() < 0.7:
+        return {}
+    return {
+        "round_batches": r.randint(1, 6),
+        "tolerance": r.choice([0, 0, 0, 1, 2]),
+        "impatient": r.random() < 0.3,
+    }
 
 
 def random_scenario(seed: int) -> Scenario:
@@ -106,6 +124,7 @@ def random_scenario(seed: int) -> Scenario:
             damage=r.choice([0, 0, 0.2]),
             miss_events=r.choice([0, 0, 0.3]),
         )
+    base = replace(base, **_mode(Random(f"mode {seed}")))
     if r.random() < 0.15:
         bad = tuple(sorted(r.sample(range(base.records), min(r.randint(1, 2), base.records))))
         return replace(

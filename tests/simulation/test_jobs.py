@@ -25,6 +25,7 @@ KINDS = (
     "bad record met", "bad record set aside", "job failed by a bad record", "stop asked for", "checkpoint",
     "cut found unequal", "torn cut repaired", "evaluation delayed", "server killed", "server preempted", "disk full",
     "damaged checkpoint met", "told that the timeline is over", "ps scaled", "worker scaled",
+    "round", "gradient rejected as stale",
 )  # fmt: skip
 
 
@@ -74,6 +75,15 @@ def test_a_job_without_faults_is_not_disturbed_by_anything() -> None:
     disturbances = {kind for kind, n in world.faults.items() if n} - {"cut found unequal", "evaluation delayed"}
     assert not disturbances
     assert len(world.workers) == 2 and len(world.servers) == 2
+
+
+def test_a_synchronous_job_is_evaluated_and_saved_exactly_where_it_should_be() -> None:
+    scenario = Scenario(seed=1, round_batches=4, workers=3, evaluation_steps=2, checkpoint_steps=3)
+    world = simulate(scenario)
+    assert world.outcome == ("succeeded", "all 80 records are trained")
+    assert world.metrics == [2, 4, 6, 8], "14 batches an epoch are four rounds, the last one of two batches"
+    assert set(world.disk) == {"version-3", "version-6"}
+    assert world.faults["round"] == 8 * scenario.servers and not world.faults["gradient rejected as stale"]
 
 
 def test_the_same_seed_tells_the_same_story() -> None:

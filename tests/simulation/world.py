@@ -20,6 +20,7 @@ from elasticdl.core.replicas import OUT_OF_MEMORY, PREEMPTED
 from elasticdl.job.names import replica_name
 from elasticdl.master.brain import Brain, Effect, Send, event_of
 from elasticdl.ps.ledger import Ledger
+from elasticdl.ps.rounds import Rounds
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.session import Session, Work
 from tests.core.invariants import check_clock, check_job
@@ -39,6 +40,7 @@ class Parts:
     job: Callable[[Terms], Job] = Job.new
     session: type[Session] = Session
     ledger: type[Ledger] = Ledger
+    rounds: type[Rounds] = Rounds
     server: type[Server] = Server
     worker: type[Worker] = Worker
     replay_acts: bool = False
@@ -147,7 +149,7 @@ class World:
                 if version not in {v for v, _ in self.seen.values()}:
                     raise Violation(f"metrics are labelled {version}, but no round read that version")
                 every = self.scenario.evaluation_steps
-                if not every or (version % every and version != self.terms.plan.total_batches):
+                if not every or (version % every and version != self.terms.plan.total_versions):
                     self.faults["evaluation delayed"] += bool(every)
                 self.metrics.append(version)
             case c.PublishCheckpoint():
@@ -495,9 +497,9 @@ class World:
         for server in self.holding():
             if server.witness != expected:
                 raise Violation(f"{server.name} lacks {sorted(expected - server.witness)[:5]}")
-        if job.shards.version != plan.total_batches or job.shards.done_records != plan.total_records:
+        if job.shards.version != plan.total_versions or job.shards.done_records != plan.total_records:
             raise Violation("the master's counts are wrong")
-        if s.validation and (not job.evaluation.done or job.evaluation.done[-1][0] != plan.total_batches):
+        if s.validation and (not job.evaluation.done or job.evaluation.done[-1][0] != plan.total_versions):
             raise Violation("the last evaluation is not of the last version")
 
 
