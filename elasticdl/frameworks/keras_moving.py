@@ -98,7 +98,8 @@ def _layers(model: Any) -> list[Any]:
 def _candidates(model: Any, threshold_bytes: int) -> Iterable[Candidate]:
     layers = _layers(model)
     owned = Counter(id(v) for layer in layers for v in layer._trainable_variables + layer._non_trainable_variables)
-    names = Counter(layer.name for layer in layers if isinstance(layer, (_Embedding, TableLayer)))
+    kinds: tuple[Any, ...] = (_Embedding, TableLayer)
+    names = Counter(layer.name for layer in layers if isinstance(layer, kinds))
     for layer in layers:
         if not isinstance(layer, _Embedding) or isinstance(layer, TableLayer) or not layer.built:
             continue

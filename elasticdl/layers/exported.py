@@ -25,10 +25,11 @@ def rows_from(directory: str | Path, model: Any = None) -> Iterator[None]:
     Layers of a torch model do not know what they are called in it: give the model. Rows stay on disk and are read as
     they are asked for. An id that has no row is zeros.
     """
-    torch_layers = sys.modules.get("elasticdl.layers.torch")
-    for name, layer in model.named_modules() if model is not None and torch_layers is not None else ():
-        if isinstance(layer, torch_layers.Embedding):
-            layer.bind(layer.table(name))
+    torch_layers: Any = sys.modules.get("elasticdl.layers.torch")
+    if model is not None and torch_layers is not None:
+        for name, layer in model.named_modules():
+            if isinstance(layer, torch_layers.Embedding):
+                layer.bind(layer.table(name))
     with answered_by(_FileLookup(FileRows(Path(directory)))):
         yield
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from elasticdl.errors import ModelError, Unreachable
+from elasticdl.frameworks.model_file import ModelRequest, load_trainable
 from tests.frameworks.conftest import FORMS, MODELS, Case
+from tests.frameworks.memory_rows import MemoryRows
 from tests.frameworks.models.initial_values import digest
 
 REPOSITORY = Path(__file__).parents[2]
@@ -224,3 +226,20 @@ def test_initial_values_are_equal_in_every_process_of_one_seed() -> None:
     here = {name: digest(str(MODELS), name, 7) for name in names}
     assert elsewhere[0] == elsewhere[1] == here
     assert all(digest(str(MODELS), name, 8) != here[name] for name in names)
+
+
+def test_ids_wider_than_the_declared_input_are_refused_and_not_cut(zoo: Path) -> None:
+    source = (MODELS / "linear_keras.py").read_text().replace('dtype="int64"', 'dtype="int32"')
+    (zoo / "narrow.py").write_text(source)
+    trainable = load_trainable(ModelRequest(str(zoo), "narrow.custom_model"), 7)
+    features = {"x": np.zeros((1, 3), np.float32), "ids": np.array([[1, 2**31 + 5]])}
+    with pytest.raises(ModelError, match=r"feed gives integers (from 1 to|up to) 2147483653"):
+        trainable.step(features, np.zeros((1, 1), np.float32), MemoryRows(trainable.parameters))
+
+
+def test_text_is_refused_before_it_reaches_the_model(linear: Case) -> None:
+    if os.environ.get("KERAS_BACKEND") == "tensorflow":
+        pytest.skip("TensorFlow has layers that take text")
+    features = {"x": linear.batches[0].features["x"], "ids": np.array([["a", "b"]] * 8)}
+    with pytest.raises(ModelError, match="feed returned text"):
+        linear.trainable.predict(features, linear.rows)

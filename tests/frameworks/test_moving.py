@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elasticdl.errors import ModelError
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
 from elasticdl.frameworks.trainable import Trainable
 from elasticdl.job.parameters import InitializerSpec
@@ -161,7 +162,6 @@ def test_the_user_is_told_what_moved() -> None:
     ("form", "reason"),
     [
         ("regularized", "it has an embeddings_regularizer, which is about all of its rows"),
-        ("constrained", "it has an embeddings_constraint"),
         ("pretrained", "its values are not those of its embeddings_initializer"),
         ("frozen", "it is frozen"),
         ("truncated", "GlorotNormal draws from a truncated normal distribution"),
@@ -179,6 +179,11 @@ def test_a_keras_layer_that_would_compute_something_else_stays(form: str, reason
     none = MemoryRows(plain.parameters)
     result, expected = (t.step(features, labels, none) for t in (trainable, plain))
     np.testing.assert_allclose(result.gradients, expected.gradients, rtol=1e-6)
+
+
+def test_a_constraint_is_refused_and_not_lost_by_moving() -> None:
+    with pytest.raises(ModelError, match="has the constraint NonNeg, which the servers do not apply"):
+        load("keras", "constrained")
 
 
 @needs_torch
