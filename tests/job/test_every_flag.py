@@ -86,6 +86,7 @@ OTHERWISE: dict[str, str | tuple[str, dict[str, str]]] = {
     "checkpoint_dir": "checkpoints",
     "checkpoint_dir_for_init": "checkpoints",
     "checkpoint_steps": "100",
+    "checkpoint_seconds": "30",
     "keep_checkpoint_max": "3",
     "job_name": "another-job",
     "runtime": ("local", {"image_name": "elasticdl:mnist"}),

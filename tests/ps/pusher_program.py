@@ -8,11 +8,11 @@ import numpy as np
 
 from elasticdl import faults
 from elasticdl.ps.client import Batch, Client
-from tests.ps.servers import TOKEN, model
+from tests.ps.servers import TIMELINE, TOKEN, model
 from tests.ps.stores import OPTIMIZERS
 
 faults.arm("pusher")
-client = Client(sys.argv[1:], TOKEN, model(OPTIMIZERS["sgd"]), 0)
+client = Client(sys.argv[1:], TOKEN, model(OPTIMIZERS["sgd"]), TIMELINE)
 zeros, state = np.zeros(client.trainable_size, np.float32), np.zeros(client.state_size, np.float32)
 client.declare(zeros, state)
 for number in range(5):

@@ -23,7 +23,7 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.ps import connections
 from elasticdl.ps.client import Batch, Client
 from elasticdl.wire import control_pb2 as pb
-from tests.ps.servers import Numpy, Trainer, model, serving
+from tests.ps.servers import TIMELINE, Numpy, Trainer, model, serving
 from tests.ps.stores import OPTIMIZERS
 from tests.wire.loopback import TOKEN, Hall, Proxy
 
@@ -85,8 +85,13 @@ def processes(tmp_path: Path, count: int, **more: Any) -> Iterator[tuple[Hosted,
 
 
 def joined(host: Hosted, count: int) -> list[str]:
-    """The addresses of all servers once each has said Hello."""
+    """The addresses of all servers once each has said Hello and begun the first timeline."""
     heard = [host.do(host.hall.hear(e.ReplicaJoined)) for _ in range(count)]
+    assert {h.timeline for h in heard} == {0}, "they have yet to be told where to begin"
+    for h in heard:
+        host.send(h.name, restore=pb.Restore(timeline=TIMELINE))
+    restored = [host.do(host.hall.hear(e.ServerRestored)) for _ in range(count)]
+    assert {(r.timeline, r.error) for r in restored} == {(TIMELINE, "")}
     return [h.address for h in sorted(heard, key=lambda h: h.name)]
 
 
@@ -97,7 +102,7 @@ def test_real_processes_train_like_one_machine_and_survive_being_frozen(tmp_path
             opened = pb.Opened(shard="train/0/0", attempt=1, batches=100)
             host.send(names.replica_name("j", "ps", index), opened=opened)
         random = np.random.default_rng(1)
-        client = Client(addresses, TOKEN, SPEC, 0, resend_seconds=0.05)
+        client = Client(addresses, TOKEN, SPEC, TIMELINE, resend_seconds=0.05)
         weights = random.normal(size=client.trainable_size).astype(np.float32)
         state = np.zeros(client.state_size, np.float32)
         client.declare(weights, state)
@@ -127,12 +132,35 @@ def test_real_processes_train_like_one_machine_and_survive_being_frozen(tmp_path
         assert [s.wait(15) for s in servers] == [0, 0]
 
 
-def test_a_server_without_its_checkpoint_ends_with_the_reason(tmp_path: Path) -> None:
-    with processes(tmp_path, 1, checkpoint_dir_for_init=str(tmp_path / "nothing")) as (_, (server,)):
-        _, text = server.communicate(timeout=20)
-        assert server.returncode == 1
-        assert f"{tmp_path / 'nothing'}: there is no complete checkpoint" in text
-        assert "Traceback" not in text
+def test_a_server_that_cannot_read_its_checkpoint_says_why_and_waits_for_another(tmp_path: Path) -> None:
+    with processes(tmp_path, 1) as (host, (server,)):
+        joined(host, 1)
+        nothing = tmp_path / "nothing"
+        host.send(names.replica_name("j", "ps", 0), restore=pb.Restore(timeline=2, directory=str(nothing)))
+        restored = host.do(host.hall.hear(e.ServerRestored))
+        assert restored.error == f"{nothing}: there is no complete checkpoint (manifest.json is missing)"
+        host.send(names.replica_name("j", "ps", 0), restore=pb.Restore(timeline=3))
+        assert host.do(host.hall.hear(e.ServerRestored)) == e.ServerRestored(restored.server, 3)
+        host.send(names.replica_name("j", "ps", 0), shutdown=pb.Shutdown(reason="over"))
+        assert server.wait(15) == 0
+
+
+def test_a_server_told_to_go_asks_to_be_saved_and_told_twice_goes_at_once(tmp_path: Path) -> None:
+    with processes(tmp_path, 1) as (host, (server,)):
+        joined(host, 1)
+        server.send_signal(signal.SIGTERM)
+        host.do(host.hall.hear(e.ReplicaLeaving))
+        assert server.poll() is None
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(15) == 128 + signal.SIGTERM
+
+
+def test_a_server_told_to_go_without_a_master_goes_at_once(tmp_path: Path) -> None:
+    with processes(tmp_path, 1) as (host, (server,)):
+        joined(host, 1)
+        host.do(host.hall.stop())
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(15) == 128 + signal.SIGTERM
 
 
 def test_a_server_whose_master_stays_away_ends_with_the_reason(tmp_path: Path) -> None:
@@ -167,7 +195,7 @@ def test_a_connection_that_swallows_everything_is_made_again(monkeypatch: pytest
         trainer = Trainer(servers, SPEC)
         servers.open()
         trainer.close()
-        client = Client([f"tcp://{proxy.address}"], TOKEN, SPEC, 0, resend_seconds=0.1)
+        client = Client([f"tcp://{proxy.address}"], TOKEN, SPEC, TIMELINE, resend_seconds=0.1)
         before = client.pull()[0]
         assert proxy.connections == 1
         host.loop.call_soon_threadsafe(proxy.swallow_so_far)

@@ -124,7 +124,7 @@ def test_a_leaving_worker_keeps_only_what_it_works_on_and_wants_nothing_more() -
 
 def test_the_master_says_where_the_servers_are_and_when_it_is_over() -> None:
     it = session(
-        pb.ToReplica(welcome=pb.Welcome(master_epoch=3, timeline=1)),
+        pb.ToReplica(welcome=pb.Welcome(master_epoch=3)),
         pb.ToReplica(members=pb.Members(timeline=2, servers=["a", "b"])),
         pb.ToReplica(shutdown=pb.Shutdown()),
     )
