@@ -17,10 +17,11 @@ from elasticdl.core.commands import PublishCheckpoint
 from elasticdl.core.plan import BadRecord
 from elasticdl.data.dataset import Dataset
 from elasticdl.data.ranges import epoch_order
+from elasticdl.errors import DataError
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.brain import partial_directory
-from elasticdl.ps.snapshot import MANIFEST, Manifest, fsync_directory, write_durably
+from elasticdl.ps.snapshot import MANIFEST, Manifest, fsync_directory, read_manifest, write_durably
 from elasticdl.wire.auth import Keys
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -70,7 +71,7 @@ class Actions:
         home, at = Path(self.checkpoint_dir), command.position
         job, final = str(self.spec.job_name), home / f"version-{at.version}"
         partial = Path(partial_directory(self.checkpoint_dir, job, command.cut))
-        if not partial.exists() and final.exists():
+        if not partial.exists() and _cut_of(final) == command.cut:
             return str(final)  # the master before this one came so far
         manifest: Manifest = {
             "cut": command.cut,
@@ -88,10 +89,11 @@ class Actions:
             "shuffle": self.spec.shuffle,
         }
         write_durably(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
-        if final.exists():  # of an older timeline, or a stop without a step
-            self._remove(final)
+        old = _set_aside(final) if final.exists() else None  # of an older timeline, or a stop without a step
         partial.rename(final)
         fsync_directory(home)
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
         for left in home.glob(f"{job}.cut-*.partial"):  # of cuts that were given up
             shutil.rmtree(left, ignore_errors=True)
         return str(final)
@@ -100,11 +102,19 @@ class Actions:
         """Remove checkpoints that nobody goes back to any more; what cannot be removed stays."""
         for directory in directories:
             with contextlib.suppress(OSError):
-                self._remove(Path(directory))
+                shutil.rmtree(_set_aside(Path(directory)), ignore_errors=True)
 
-    def _remove(self, directory: Path) -> None:
-        """From one moment to the next it is no checkpoint any more; then its files go."""
-        gone = directory.with_name(directory.name + ".gone")
-        shutil.rmtree(gone, ignore_errors=True)
-        directory.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+
+def _set_aside(directory: Path) -> Path:
+    """From one moment to the next it is no checkpoint any more; its files have yet to go."""
+    gone = directory.with_name(directory.name + ".gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    return directory.rename(gone)
+
+
+def _cut_of(directory: Path) -> int | None:
+    """Which cut a checkpoint was made of, if there is one."""
+    try:
+        return read_manifest(directory)["cut"]
+    except DataError:
+        return None

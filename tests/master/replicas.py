@@ -27,6 +27,7 @@ from elasticdl.master.journal import Journal
 from elasticdl.master.main import terms_of
 from elasticdl.master.master import Master
 from elasticdl.ps.ledger import Ledger, Push, Verdict
+from elasticdl.ps.snapshot import checksum
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
@@ -47,15 +48,24 @@ def job_spec(state_dir: Path, **more: object) -> JobSpec:
 
 
 class Server:
-    """A parameter server without parameters: it counts what it applies."""
+    """A parameter server without parameters: it counts what it applies, and that is what it writes and reads."""
 
     def __init__(self, stage: Stage, name: str) -> None:
         self.name, self.ledger = name, Ledger()
         self.applied: Counter[tuple[str, int]] = Counter()
         self._moved = asyncio.Event()
-        hello = pb.Hello(protocol=PROTOCOL, replica=name, incarnation=f"{name}@{id(self)}", address=f"test://{name}")
+        self._incarnation = f"{name}@{id(self)}"
+        self._written: dict[int, pb.FromReplica] = {}
         self.over = asyncio.Event()
-        self.link = Link(stage.address, TOKEN, lambda: pb.FromReplica(hello=hello), self._receive, 20.0)
+        self.link = Link(stage.address, TOKEN, self._hello, self._receive, 20.0)
+
+    def _hello(self) -> pb.FromReplica:
+        return pb.FromReplica(
+            hello=pb.Hello(
+                protocol=PROTOCOL, replica=self.name, incarnation=self._incarnation, address=f"test://{self.name}",
+                timeline=self.ledger.timeline,
+            )
+        )  # fmt: skip
 
     async def run(self) -> None:
         stream = asyncio.create_task(self.link.run())
@@ -67,13 +77,34 @@ class Server:
         self.ledger.direct(m)
         match m.WhichOneof("body"):
             case "freeze":
+                if m.freeze.purpose == "save" and m.freeze.cut not in self._written:
+                    self._written[m.freeze.cut] = self._write(m.freeze)
+                self.link.send(pb.FromReplica(frozen=pb.Frozen(cut=m.freeze.cut)))
                 if m.freeze.purpose == "save":
-                    (Path(m.freeze.directory) / f"version-{self.ledger.version}").mkdir(parents=True, exist_ok=True)
-                self.link.send(pb.FromReplica(frozen=pb.Frozen(cut=m.freeze.cut, detail=f"{self.name}.part")))
+                    self.link.send(self._written[m.freeze.cut])
+            case "restore":
+                self._restore(m.restore)
             case "shutdown":
                 self.over.set()
         self._report()
         self._moved.set()
+
+    def _write(self, freeze: pb.Freeze) -> pb.FromReplica:
+        path = Path(freeze.directory) / f"{self.name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(sorted(self.applied.items())))
+        file = {"name": path.name, "bytes": path.stat().st_size, "crc32c": checksum(path)}
+        return pb.FromReplica(wrote=pb.Wrote(cut=freeze.cut, part=json.dumps([file])))
+
+    def _restore(self, restore: pb.Restore) -> None:
+        if restore.timeline != self.ledger.timeline:
+            self.applied.clear()
+            if restore.directory:
+                saved = json.loads((Path(restore.directory) / f"{self.name}.json").read_text())
+                self.applied = Counter({(shard, batch): n for (shard, batch), n in saved})
+            assert sum(self.applied.values()) == restore.version
+            self.ledger = Ledger.restored(restore)
+        self.link.send(pb.FromReplica(restored=pb.Restored(timeline=restore.timeline)))
 
     def _report(self) -> None:
         report = self.ledger.report()
@@ -87,7 +118,7 @@ class Server:
             if ruling.verdict is not Verdict.WAIT:
                 break
             if self.over.is_set():
-                return Verdict.REFUSE
+                return Verdict.OVER
             self._moved.clear()
             await self._moved.wait()
         if ruling.verdict is Verdict.APPLY:
@@ -134,8 +165,13 @@ class Worker:
             while work.next_batch < work.batches and self.session.holds(work):
                 await asyncio.sleep(0)  # the computation
                 number = work.next_batch
-                push = Push(0, work.round, work.index, work.attempt, number)
+                push = Push(self.session.timeline, work.round, work.index, work.attempt, number)
                 verdicts = [await s.push(push) for s in list(self.stage.servers.values())]
+                if Verdict.OVER in verdicts:  # until the master has told us where to go on
+                    while self.session.timeline == push.timeline and not self.session.shutdown:
+                        self._changed.clear()
+                        await self._changed.wait()
+                    return
                 if Verdict.REFUSE in verdicts:
                     self.link.send(self.session.returned(work, "refused"))
                     return
@@ -204,10 +240,14 @@ class Stage:
         """What a cluster does: a process for each replica that runs, and its exit when it ends."""
         async with contextlib.aclosing(self.cluster.events()) as seen:
             async for replica in seen:
-                if replica.phase is ReplicaPhase.RUNNING and replica.name not in self.tasks:
+                old = self.tasks.get(replica.name)
+                if replica.phase is ReplicaPhase.RUNNING and (old is None or old.done()):
                     self.tasks[replica.name] = asyncio.create_task(self._live(self.cluster.requests[replica.name]))
-                elif replica.phase is ReplicaPhase.GONE and replica.name in self.tasks:
-                    self.tasks[replica.name].cancel()
+                elif replica.phase is ReplicaPhase.GONE and old is not None:
+                    if replica.name in self.servers:
+                        self.servers[replica.name].over.set()
+                    old.cancel()
+                    await asyncio.gather(old, return_exceptions=True)
 
     async def _live(self, request: ReplicaRequest) -> None:
         name = request.name

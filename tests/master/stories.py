@@ -38,7 +38,8 @@ def story(terms: Terms = TERMS, seed: int = 1, limit: int = 10**9, deaths: float
         for name in [n for n in alive if n not in joined]:
             joined.add(name)
             tell(e.ReplicaStarted(name, f"uid of {name}"))
-            tell(e.ReplicaJoined(name, f"process of {name}", f"tcp://{name}" if "-ps-" in name else "", (), 2))
+            address = f"tcp://{name}" if "-ps-" in name else ""
+            tell(e.ReplicaJoined(name, f"process of {name}", address, (), 2, timeline=job.checkpoints.timeline))
         workers = [n for n in alive if "worker" in n]
         if random.random() < deaths and workers:
             lost = random.choice(workers)

@@ -1,0 +1,122 @@
+"""What the master does to the disk: a checkpoint appears at once or not at all, and goes at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from elasticdl.core.commands import PublishCheckpoint
+from elasticdl.core.plan import BadRecord, EpochDone, Position
+from elasticdl.master.actions import Actions
+from elasticdl.master.brain import partial_directory
+from elasticdl.ps.snapshot import MANIFEST, read_manifest
+from tests.master.replicas import DATA, job_spec
+
+AT = Position(40, (0, 5), {"train/0/4": (1, 2)}, {0: EpochDone(40, 320)})
+
+
+def actions(home: Path, job: str = "j") -> Actions:
+    return Actions(job_spec(home, job_name=job), DATA, str(home), {})
+
+
+def parts(home: Path, cut: int, job: str = "j", text: str = "rows") -> Path:
+    """What servers leave behind for the master."""
+    partial = Path(partial_directory(str(home), job, cut))
+    partial.mkdir(parents=True)
+    (partial / "ps-0-of-1.0.safetensors").write_text(text)
+    return partial
+
+
+def command(cut: int, at: Position = AT) -> PublishCheckpoint:
+    return PublishCheckpoint(cut, at, (("elasticdl-j-ps-0", json.dumps([FILE])),), lasting=True)
+
+
+FILE = {"name": "ps-0-of-1.0.safetensors", "bytes": 4, "crc32c": 7}
+
+
+def test_a_checkpoint_says_where_in_the_data_it_stands(tmp_path: Path) -> None:
+    parts(tmp_path, 3)
+    assert actions(tmp_path).publish(command(3), [BadRecord(7, "record 7 of a", "ValueError")]) == str(
+        tmp_path / "version-40"
+    )
+    manifest = read_manifest(tmp_path / "version-40")
+    assert (manifest["cut"], manifest["version"], manifest["next"]) == (3, 40, (0, 5))
+    assert manifest["open"] == {"train/0/4": (1, 2)} and manifest["done"] == {"0": (40, 320)}
+    assert manifest["files"] == {"elasticdl-j-ps-0": [FILE]}
+    assert manifest["bad_records"] == [(7, "record 7 of a", "ValueError")]
+    assert [p.name for p in tmp_path.iterdir()] == ["version-40"]
+
+
+def test_asked_again_by_the_next_master_it_is_the_same_checkpoint(tmp_path: Path) -> None:
+    parts(tmp_path, 3)
+    first = actions(tmp_path).publish(command(3), [])
+    inode = os.stat(tmp_path / "version-40" / MANIFEST).st_ino
+    assert actions(tmp_path).publish(command(3), []) == first
+    assert os.stat(tmp_path / "version-40" / MANIFEST).st_ino == inode
+
+
+@pytest.mark.parametrize("died_at", ["the manifest's rename", "the folder's rename"])
+def test_a_master_that_died_half_way_leaves_nothing_that_passes_for_a_checkpoint(tmp_path: Path, died_at: str) -> None:
+    partial = parts(tmp_path, 3)
+    (partial / (MANIFEST + ".partial")).write_text('{"cut": 3, "ver')
+    if died_at == "the folder's rename":
+        (partial / MANIFEST).write_text("{}")
+    assert not list(tmp_path.glob("version-*"))
+    actions(tmp_path).publish(command(3), [])
+    assert read_manifest(tmp_path / "version-40")["cut"] == 3
+
+
+def test_a_checkpoint_of_a_version_that_was_reached_again_replaces_the_old_one(tmp_path: Path) -> None:
+    parts(tmp_path, 3, text="of an older timeline")
+    actions(tmp_path).publish(command(3), [])
+    parts(tmp_path, 9, text="of this one")
+    actions(tmp_path).publish(command(9), [])
+    assert (tmp_path / "version-40" / FILE["name"]).read_text() == "of this one"  # type: ignore[operator]
+    assert read_manifest(tmp_path / "version-40")["cut"] == 9
+    assert [p.name for p in tmp_path.iterdir()] == ["version-40"]
+
+
+def test_a_checkpoint_left_by_another_cut_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    parts(tmp_path, 3)
+    actions(tmp_path).publish(command(3), [])
+    with pytest.raises(FileNotFoundError):  # this cut's parts are gone: it cannot be published
+        actions(tmp_path).publish(command(9), [])
+
+
+def test_folders_of_cuts_that_were_given_up_go_with_the_next_checkpoint(tmp_path: Path) -> None:
+    parts(tmp_path, 2)
+    parts(tmp_path, 3)
+    other = parts(tmp_path, 2, job="j2")
+    actions(tmp_path).publish(command(3), [])
+    left = sorted(p.name for p in tmp_path.iterdir())
+    assert left == sorted([other.name, "version-40"]), "another job's are none of its business"
+
+
+def test_two_jobs_may_share_a_folder_for_their_checkpoints(tmp_path: Path) -> None:
+    """As long as they do not stand at the same version; each publishes and cleans up its own."""
+    parts(tmp_path, 1)
+    parts(tmp_path, 1, job="other")
+    actions(tmp_path).publish(command(1), [])
+    later = Position(41, (0, 5), {}, {0: EpochDone(41, 328)})
+    actions(tmp_path, "other").publish(command(1, later), [])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["version-40", "version-41"]
+
+
+def test_checkpoints_are_deleted_from_one_moment_to_the_next(tmp_path: Path) -> None:
+    for cut, version in ((1, 40), (2, 50)):
+        parts(tmp_path, cut)
+        actions(tmp_path).publish(command(cut, Position(version)), [])
+    actions(tmp_path).delete((str(tmp_path / "version-40"), str(tmp_path / "version-7")))
+    assert [p.name for p in tmp_path.iterdir()] == ["version-50"], "one that is not there is no trouble"
+
+
+def test_a_deletion_that_was_interrupted_is_not_in_the_way_of_the_next(tmp_path: Path) -> None:
+    (tmp_path / "version-40.gone").mkdir()
+    (tmp_path / "version-40.gone" / "left").write_text("over")
+    parts(tmp_path, 3)
+    actions(tmp_path).publish(command(3), [])
+    actions(tmp_path).delete((str(tmp_path / "version-40"),))
+    assert list(tmp_path.iterdir()) == []
