@@ -63,9 +63,10 @@ class DataError(ElasticDLError):
 class ModelError(ElasticDLError):
     """The user's model file is wrong, or its code raised."""
 
-    def __init__(self, path: str, what: str, remedy: str = "", traceback: str = "") -> None:
+    # Keras makes an exception anew from its text alone.
+    def __init__(self, path: str, what: str = "", remedy: str = "", traceback: str = "") -> None:
         self.path, self.what, self.remedy, self.traceback = path, what, remedy, traceback
-        parts = [f"{path}: {what}"]
+        parts = [f"{path}: {what}" if what else path]
         if traceback:
             parts.append(traceback.rstrip())
         if remedy:

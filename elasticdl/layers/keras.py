@@ -7,10 +7,11 @@ from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 import keras
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from elasticdl.errors import ModelError
 from elasticdl.frameworks.keras_initializers import KNOWN, SCALED, describe
-from elasticdl.frameworks.rows import TableLayer, gather
+from elasticdl.frameworks.rows import TableLayer, ZeroLookup, gather
 from elasticdl.job.parameters import InitializerSpec, TableSpec
 from elasticdl.layers.keras_bags import Combiner, combined, combined_ragged, is_ragged, ragged_rows
 
@@ -93,6 +94,8 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
         return rows if self.combiner is None else combined(rows, inputs, weights, self.combiner, self.mask_value)
 
     def _gather(self, ids: Any) -> Any:
+        if in_symbolic_scope():  # inside a layer of the user's own whose output shape Keras wants to know
+            return ZeroLookup(keras.ops).gather(self._table, ids)
         return gather(self._table, ids, self.mask_value)
 
     def _check(self, ids: Any, weights: Any) -> None:

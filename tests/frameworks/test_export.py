@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from elasticdl.frameworks import export
-from tests.frameworks.conftest import FORMS, MODELS, Case, linear_batches, load
+from tests.frameworks.conftest import FORMS, MODELS, Batch, Case, linear_batches, load
 from tests.frameworks.memory_rows import MemoryRows
 
 REPOSITORY = Path(__file__).parents[2]
@@ -254,3 +254,27 @@ def test_an_export_killed_before_its_manifest_is_invisible_and_the_next_one_comp
     _, trainable = load("digits_keras", lambda: None)
     names = trainable.export(target, MemoryRows(trainable.parameters))
     assert {p.name for p in target.iterdir()} == set(names)
+
+
+_CHECK_FORM = _CHECK_KERAS.replace('("x", "ids")', '("weights", "ids")')
+
+
+@pytest.mark.parametrize("form", ["padded_sqrtn", "padded", "mask_zero", "padded_mean", "weighted", "hidden"])
+def test_every_form_of_the_keras_layer_predicts_the_same_when_exported(form: str, tmp_path: Path) -> None:
+    code, trainable = load("forms_keras", lambda: None, form=form)
+    draw, padding = np.random.default_rng(2), 0 if form in ("mask_zero", "padded_mean") else -1
+    ids = draw.integers(1, 30, (8, 4))
+    ids[draw.random((8, 4)) < 0.4] = padding
+    ids[3] = padding
+    features = {"ids": ids, "weights": draw.random((8, 4)).astype(np.float32)}
+    case = Case(form, code, trainable, [Batch(features, draw.normal(size=(8, 1)).astype(np.float32))] * 3)
+    trained(case)
+    assert padding not in case.rows.ids("items")
+    names = trainable.export(tmp_path, case.rows)
+    np.savez(tmp_path / "check.npz", expected=trainable.predict(features, case.rows), **features)
+    if form in ("weighted", "hidden"):  # what no plain Keras layer does, or where none can be put
+        assert "model.safetensors" in names
+        as_the_readme_says(tmp_path)
+    else:
+        assert "model.keras" in names
+        in_plain_python(_CHECK_FORM, str(tmp_path))
