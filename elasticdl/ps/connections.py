@@ -86,7 +86,7 @@ class Connections:
         self._bell, self._rope = socket.socketpair()
         self._bell.setblocking(False)
         self._rope.setblocking(False)
-        self._context = zmq.Context()
+        self._context = zmq.Context(1 if keys is None else 2)  # encryption is work for more than one core
         self._poller = zmq.Poller()
         self._poller.register(self._bell, zmq.POLLIN)
         self._sockets: list[zmq.Socket[bytes]] = []
