@@ -53,13 +53,13 @@ class Endpoint:
 
     def hear_of_strangers(self) -> None:
         """Read what the monitor has; called when it is readable."""
-        value = 0
+        reason = ""
         while self.monitor.poll(0):
-            value = parse_monitor_message(self.monitor.recv_multipart())["value"]
+            event = parse_monitor_message(self.monitor.recv_multipart())
+            reason = _reason(event["event"], event["value"])
             self._strangers += 1
         now = time.monotonic()
         if self._strangers and now - self._told >= TELL_SECONDS:
-            reason = _REASONS.get(value, f"protocol error {value:#x}")
             log.warning("Refused %d connections since the last such line: %s", self._strangers, reason)
             self._strangers, self._told = 0, now
 
@@ -69,3 +69,9 @@ class Endpoint:
         self.socket.close(0)
         if self._local is not None:
             self._local.unlink(missing_ok=True)
+
+
+def _reason(event: int, value: int) -> str:
+    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # the other side may notice first, and be gone
+        return f"no handshake ({os.strerror(value)})"
+    return _REASONS.get(value, f"protocol error {value:#x}")
