@@ -15,7 +15,7 @@ class Bits {
   bool has(size_t at) const { return (words_[at >> 6] >> (at & 63)) & 1; }
   void set(size_t at) { words_[at >> 6] |= uint64_t{1} << (at & 63); }
   void reset(size_t at) { words_[at >> 6] &= ~(uint64_t{1} << (at & 63)); }
-  uint64_t* words() { return words_.data(); }
+  const uint64_t* word(size_t at) const { return words_.data() + (at >> 6); }
   size_t size() const { return words_.size() * 64; }
   size_t bytes() const { return words_.capacity() * sizeof(uint64_t); }
 
@@ -39,7 +39,7 @@ class Changes {
 
   void cover(size_t rows) { live_.cover(rows); }
   void set(size_t row) { live_.set(row); }
-  uint64_t* words() { return live_.words(); }
+  void prefetch(size_t row) const { __builtin_prefetch(live_.word(row), 1); }
   void remove(size_t row, size_t last, int64_t id);  // `last` takes the place of `row`
 
   void mark(uint32_t view, size_t rows);

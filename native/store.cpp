@@ -105,8 +105,12 @@ uint32_t RowStore::stamp_at(int64_t step) {
 
 void RowStore::before_writing(const uint32_t* slots, size_t n) {
   if (!views_.empty()) views_.protect(rows_.head(), slots, n);
-  // A loop of its own: in the one that moves the rows these writes cost several times as much.
-  for (size_t i = 0; i < n; ++i) changes_.set(slots[i]);
+  // A loop of its own: in the one that moves the rows these writes cost more.
+  constexpr size_t kAhead = 32;
+  for (size_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) changes_.prefetch(slots[i + kAhead]);
+    changes_.set(slots[i]);
+  }
 }
 
 void RowStore::apply(const uint32_t* slots, const float* gradients, const float* const* sources, size_t n,
