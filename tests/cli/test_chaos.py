@@ -179,7 +179,7 @@ def _report(**changes: object) -> Report:
     ]
     report = Report("j", 1, deliveries)
     status = {
-        "audit": "8000 records, each trained exactly 2 times", "losses": 1, "timeline": "3", "repeated_batches": "12",
+        "audit": "8000 records, each trained exactly 2 times", "losses": 1, "rollbacks": 2, "repeated_batches": "12",
         "recovery_seconds": [0.5, 1.5, 0.7], "master_starts": 1, "records_done": "16000",
     }  # fmt: skip
     report.conclude({"outcome": "succeeded", "reason": "all is trained", "status": status, "elapsed_seconds": 46})

@@ -61,7 +61,7 @@ class Report:
         self.reason = str(result.get("reason", "" if result else "its launcher ended without saying how"))
         self.audit = s.audit
         self.losses, self.repeated_batches = s.losses, s.repeated_batches
-        self.rollbacks = max(0, s.timeline - 1)
+        self.rollbacks = s.rollbacks
         self.recovery_seconds = [round(seconds, 3) for seconds in s.recovery_seconds]
         self.master_starts, self.records_done = s.master_starts, s.records_done
         self.elapsed_seconds = float(result.get("elapsed_seconds", 0.0))
