@@ -3,8 +3,8 @@
     python benchmarks/ps_snapshots.py [--gigabytes 1.0] [--cuts 10] [--out benchmarks/results/ps_snapshots.json]
 
 One server process with a table of rows x 16 and Adagrad; one client that pulls and pushes 8192 x 26 uniform ids at a
-time, without end; cuts made as the master makes them (hold, freeze, release, write, settle). A pause is the longest step
-around a cut less the median step. Speed before and after is measured without a cut under way.
+time, without end; cuts made as the master makes them (hold, freeze, release, write, settle). A pause is the longest
+step around a cut less the median step. Speed before and after is measured without a cut under way.
 """
 
 from __future__ import annotations
