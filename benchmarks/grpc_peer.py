@@ -133,5 +133,5 @@ class Peer:
             channel.close()
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1:]:
     _serve(int(sys.argv[1]), int(sys.argv[2]))

@@ -61,7 +61,19 @@ def serving(count: int, workers: int = 1, keys: Keys | None = None, tcp: bool = 
             assert server.stdin is not None
             stack.callback(server.stdin.close)
             servers.append(server)
+        over = threading.Event()
+        for server in servers:
+            threading.Thread(target=_watch, args=(server, over), daemon=True).start()
+        stack.callback(over.set)
         yield [s.stdout.readline().strip() for s in servers if s.stdout is not None]
+
+
+def _watch(server: subprocess.Popen[str], over: threading.Event) -> None:
+    """A client would wait for a server that died for as long as a job does: for ever."""
+    code = server.wait()
+    if not over.is_set():
+        print(f"a server ended with exit code {code}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 def fill(client: Client, table: str, rows: int, at_once: int = 1 << 18) -> None:
@@ -112,5 +124,5 @@ def _serve(index: int, count: int, workers: int, folder: str) -> None:
     os._exit(0)  # the thread above is still in its last read
 
 
-if __name__ == "__main__":
-    _serve(*(int(word) for word in sys.argv[1:4]), sys.argv[4])
+if __name__ == "__main__" and sys.argv[1:]:
+    _serve(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
