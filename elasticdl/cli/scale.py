@@ -51,12 +51,16 @@ async def _scale(master: MasterClient, name: str, args: argparse.Namespace) -> i
     if not args.timeout:
         return 0
     if await _reached(master, args):
-        said = [f"{args.ps} servers hold the model"] if args.ps is not None else []
-        said += [f"{args.workers} workers train"] if args.workers is not None else []
+        said = [_counted(args.ps, "server holds", "servers hold") + " the model"] if args.ps is not None else []
+        said += [_counted(args.workers, "worker trains", "workers train")] if args.workers is not None else []
         print(f"{name}: {' and '.join(said)}.")
         return 0
     print(f"{name} is not there yet; `elasticdl status {name}` says why.", file=sys.stderr)
     return 1
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"
 
 
 async def _reached(master: MasterClient, args: argparse.Namespace) -> bool:

@@ -1,4 +1,4 @@
-"""Another number of servers or workers while a job runs: nothing is trained twice, nothing waits longer than it must."""
+"""Another number of servers or workers while a job runs: nothing is trained twice, nobody waits longer than need be."""
 
 from __future__ import annotations
 
