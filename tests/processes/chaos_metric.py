@@ -2,7 +2,8 @@
 
 The zoo's DeepFM in PyTorch on synthetic clicks: dense layers and two tables on two servers, about ten seconds of
 training. Jobs that are left alone differ by their seeds and by the order in which gradients arrive, the spread. A
-disturbed job must not end below its lower end by more than its width.
+disturbed job must not end below its lower end by more than its width, or by what the accuracy on so few records is good
+for, whichever is more.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from elasticdl.cli.job_dir import look
 from tests.processes.harness import ROOT, RunningJob, end_all, start
 
 UNDISTURBED, EVENTS, RECORDS = 5, 6, 20000  # and 2,000 records to evaluate on
+STANDARD_ERROR = 0.01  # of an accuracy of 0.7 on 2,000 records
 DEADLINE_SECONDS = 240.0
 
 
@@ -68,7 +70,7 @@ def compare(disturbed: int) -> dict[str, Any]:
                 print(f"disturbed, seed {seed}: accuracy {under[-1]['accuracy']} after {', '.join(events)}", flush=True)
         finally:
             end_all()
-    least = round(min(alone) - (max(alone) - min(alone)), 4)
+    least = round(min(alone) - max(max(alone) - min(alone), STANDARD_ERROR), 4)
     within = all(float(str(run["accuracy"])) >= least for run in under)
     print(f"left alone {min(alone)} to {max(alone)}, demanded {least}: {'all above' if within else 'BELOW'}")
     return {
