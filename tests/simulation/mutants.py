@@ -328,7 +328,7 @@ def with_torn_cuts(s: Scenario) -> Scenario:
     """Many cuts, many deaths and a network that loses a third: batches reach only some servers."""
     return replace(
         s, servers=max(2, s.servers), workers=max(2, s.workers), records=60, epochs=3, validation=5, evaluation_steps=2,
-        kill_workers_every=1.5, stop_at=0.0, bad_records=(), max_step=0,
+        kill_workers_every=1.5, stop_at=0.0, bad_records=(), max_step=0, round_batches=0,
         weather=replace(s.weather, loss=0.3, delay=0.02),
     )  # fmt: skip
 
