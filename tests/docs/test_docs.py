@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli import data, flags, jobs
+from elasticdl.cli import data, flags, jobs, scale
 from elasticdl.cli.chaos import command as chaos
 from elasticdl.cli.main import GROUPS, LOOKING_AFTER, NOT_BUILT, main
 from elasticdl.core.plan import Kind
@@ -32,6 +32,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
         data.add_arguments(parser)
     elif command == "chaos":
         chaos.add_arguments(parser)
+    elif command == "scale":
+        scale.add_arguments(parser)
     else:
         jobs.add_arguments(command, parser)
     return parser
@@ -79,7 +81,7 @@ def test_the_readme_shows_the_command_of_the_first_tutorial_on_local_processes()
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_flag_that_a_page_names_exists(page: Path) -> None:
     known = {*spellings(), *flags.OPTIONS, "version", *OTHER_FLAGS}
-    known |= {option for command in (*LOOKING_AFTER, "chaos", "data") for option in _options(_parser(command))}
+    known |= {option for command in (*LOOKING_AFTER, "scale", "chaos", "data") for option in _options(_parser(command))}
     assert pages.flags(page) <= known, pages.flags(page) - known
 
 
