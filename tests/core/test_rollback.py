@@ -410,9 +410,9 @@ def test_a_job_that_began_with_a_checkpoint_cannot_do_without_it() -> None:
     play.job.checkpoints.known[0].directory = "/other/version-50"
     play.hear(e.ReplicaStarted(PS0, play.uid(PS0)))
     play.hear(e.ReplicaJoined(PS0, play.incarnation(PS0), "at"))
-    out = play.restored(PS0, error="/other/version-50/ps-0-of-1.0.safetensors: No such file")
+    out = play.restored(PS0, error="/other/version-50/part: No such file")
     assert of(c.FinishJob, out)[0].reason == (
-        f"{PS0} cannot go back to version 0 (/other/version-50): /other/version-50/ps-0-of-1.0.safetensors: No such file"
+        f"{PS0} cannot go back to version 0 (/other/version-50): /other/version-50/part: No such file"
     )
 
 
@@ -431,7 +431,9 @@ def test_a_server_that_is_told_to_go_is_saved_first_and_nothing_is_lost() -> Non
     out = play.publish()
     assert c.StopReplica(PS1, "told to go; its part is saved", 0.0) in out
     out = play.end(PS1, PREEMPTED, "killed by SIGKILL")
-    assert f"{PS1} is gone: told to go; its part is saved; everybody goes on from version 7 (/c/version-7)" in texts(out)
+    assert f"{PS1} is gone: told to go; its part is saved; everybody goes on from version 7 (/c/version-7)" in texts(
+        out
+    )
     assert play.job.repeated == 0 and play.job.shards.version == 7
     assert not play.job.servers_leaving
     play.join(PS1)

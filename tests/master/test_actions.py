@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -53,9 +52,9 @@ def test_a_checkpoint_says_where_in_the_data_it_stands(tmp_path: Path) -> None:
 def test_asked_again_by_the_next_master_it_is_the_same_checkpoint(tmp_path: Path) -> None:
     parts(tmp_path, 3)
     first = actions(tmp_path).publish(command(3), [])
-    inode = os.stat(tmp_path / "version-40" / MANIFEST).st_ino
+    inode = (tmp_path / "version-40" / MANIFEST).stat().st_ino
     assert actions(tmp_path).publish(command(3), []) == first
-    assert os.stat(tmp_path / "version-40" / MANIFEST).st_ino == inode
+    assert (tmp_path / "version-40" / MANIFEST).stat().st_ino == inode
 
 
 @pytest.mark.parametrize("died_at", ["the manifest's rename", "the folder's rename"])

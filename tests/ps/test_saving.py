@@ -59,7 +59,7 @@ class Life:
 def test_what_is_read_back_is_what_was_there_when_it_was_frozen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, piece: int
 ) -> None:
-    """After many rounds of changes, removals, failures and compactions, whatever went on while the files were written."""
+    """After many rounds of changes, removals, failures and compactions, and whatever went on meanwhile."""
     monkeypatch.setattr(saving, "EXPORT_ROWS", piece)
     life = Life(seed)
     chain, wholes, linked = Chain(), 0, 0
@@ -100,7 +100,7 @@ def test_only_what_changed_is_written_and_the_rest_is_linked(tmp_path: Path) -> 
     second = save(life.parameters, tmp_path / "2", first)
     (old,), (linked, new) = first.files, second.files
     assert linked == old and new["name"] == "ps-0-of-1.1.safetensors"
-    assert os.stat(tmp_path / "1" / old["name"]).st_ino == os.stat(tmp_path / "2" / old["name"]).st_ino
+    assert (tmp_path / "1" / old["name"]).stat().st_ino == (tmp_path / "2" / old["name"]).stat().st_ino
     assert new["bytes"] < old["bytes"] / 20
     shutil.rmtree(tmp_path / "1")
     snapshot.verify(tmp_path / "2", second.files)

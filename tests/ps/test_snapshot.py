@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
 import tracemalloc
@@ -364,11 +363,11 @@ def test_asked_again_a_server_says_again_what_it_wrote(tmp_path: Path) -> None:
         servers.open()
         trainer.step()
         wrote = freeze(servers, tmp_path / "p")[0]
-        inode = os.stat(next((tmp_path / "p").iterdir())).st_ino
+        inode = next((tmp_path / "p").iterdir()).stat().st_ino
         trainer.step()
         servers.direct(freeze=pb.Freeze(cut=1, purpose="save", directory=str(tmp_path / "p")))
         assert servers.hear("wrote")[0] == wrote, "of the moment it was first asked, not of this one"
-        assert os.stat(next((tmp_path / "p").iterdir())).st_ino == inode, "and it did not write it again"
+        assert next((tmp_path / "p").iterdir()).stat().st_ino == inode, "and it did not write it again"
 
 
 def test_a_cut_that_comes_while_another_is_written_takes_its_place(tmp_path: Path) -> None:
