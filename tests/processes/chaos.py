@@ -3,9 +3,10 @@
     python -m tests.processes.chaos --runs 100 --report FILE
     python -m tests.processes.chaos --seed 17        # one of them again, telling what happens
 
-Each run draws the size of its job, a schedule of kills, pauses, terminations and cut connections, and two fault points
-from its seed. It passes when the job succeeds in time, every record of every epoch was applied exactly once on every
-server, and no process and no listening socket is left.
+Each run draws from its seed the size of its job, a schedule of kills, pauses, terminations and cut connections, two
+fault points and, in a third of the runs, another number of servers to scale to. It passes when the job succeeds in
+time, every record of every epoch was applied exactly once on every server, and no process and no listening socket is
+left.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from elasticdl.cli.chaos.report import Delivery, Report
 from elasticdl.cli.chaos.schedule import Plan, Timing
 from elasticdl.cli.chaos.striking import Striker
 from elasticdl.cli.job_dir import look
+from elasticdl.cli.master_client import MasterClient
+from elasticdl.errors import Unreachable
 from tests.processes import chaos_metric
 from tests.processes.harness import ROOT, RunningJob, about, check_witness, end_all, start_witness
 
@@ -62,6 +65,8 @@ class Setting:
     workers: int
     evaluates: bool
     points: tuple[str, ...]  # fault points, each with the replica and the pass at which it dies
+    scale_to: int | None  # servers
+    scale_at: int  # records
 
     @classmethod
     def of(cls, seed: int) -> Setting:
@@ -76,7 +81,10 @@ class Setting:
             points.append(f"{name}@{who}:{random.randint(1, most)}")
         if any(p.startswith("worker.between_pushes") for p in points):
             servers = max(servers, 2)
-        return cls(seed, servers, workers, random.random() < 0.5, tuple(points))
+        evaluates = random.random() < 0.5
+        scale_to = random.choice([n for n in (1, 2, 3) if n != servers]) if random.random() < 1 / 3 else None
+        scale_at = int(random.random() * RECORDS * EPOCHS / 2)
+        return cls(seed, servers, workers, evaluates, tuple(points), scale_to, scale_at)
 
     @property
     def plan(self) -> Plan:
@@ -102,6 +110,7 @@ class Run:
     seconds: float
     failure: str = ""
     points_armed: list[str] = field(default_factory=list)
+    servers_at_end: int = 0
 
     def __str__(self) -> str:
         hits = [
@@ -111,6 +120,7 @@ class Run:
         ]
         what = f"{', '.join(hits) or 'no event'}; points {' '.join(self.points_hit) or 'none'}"
         came = f"{self.losses} lost, {self.rollbacks} rollbacks, {self.repeated_batches} batches again"
+        came += f", {self.servers} to {self.servers_at_end} servers" if self.servers_at_end != self.servers else ""
         came += f", {self.not_delivered} events not delivered" if self.not_delivered else ""
         verdict = "FAILED" if self.failure else "passed"
         return f"seed {self.seed} {verdict} in {self.seconds:.1f} s: {what}; {came}"
@@ -139,10 +149,10 @@ def chaos_run(tmp: Path, seed: int, tell: Callable[[str], None] = lambda line: N
     job.wait_until(lambda s: True)  # there is a master
     striker = Striker(look(job.paths), setting.plan, heard, lambda status, coming: None)
     try:
-        report = asyncio.run(_in_time(striker, job))
+        report = asyncio.run(_in_time(striker, job, setting))
     except TimeoutError as error:
         raise AssertionError(f"the job did not end in {DEADLINE_SECONDS:.0f} s:\n{job.story()}") from error
-    check_witness(job, tmp / f"chaos-{seed}-model", RECORDS, EPOCHS, setting.servers)
+    status = check_witness(job, tmp / f"chaos-{seed}-model", RECORDS, EPOCHS, setting.servers)
     assert not report.orphans, f"processes left over: {report.orphans}"
     assert not report.ports_open, f"sockets left listening: {report.ports_open}"
     assert "exactly" in report.audit
@@ -152,12 +162,32 @@ def chaos_run(tmp: Path, seed: int, tell: Callable[[str], None] = lambda line: N
         seed, setting.servers, setting.workers, told, report.delivered(), missed, hit, report.losses,
         report.master_starts, report.rollbacks, report.repeated_batches, report.recovery_seconds,
         round(time.monotonic() - began, 1), points_armed=[p.partition("@")[0] for p in setting.points],
+        servers_at_end=int(status["servers"]),
     )  # fmt: skip
 
 
-async def _in_time(striker: Striker, job: RunningJob) -> Report:
-    async with asyncio.timeout(job.deadline_seconds):
-        return await striker.run()
+async def _in_time(striker: Striker, job: RunningJob, setting: Setting) -> Report:
+    scaling = asyncio.create_task(_scale(MasterClient.of(job.paths), setting))
+    try:
+        async with asyncio.timeout(job.deadline_seconds):
+            return await striker.run()
+    finally:
+        scaling.cancel()
+        await asyncio.wait({scaling})
+
+
+async def _scale(master: MasterClient, setting: Setting) -> None:
+    """Ask for another number of servers in the middle of it all; a master that dies over it is asked again."""
+    if setting.scale_to is None:
+        return
+    async with contextlib.aclosing(master.watch()) as statuses:
+        async for status in statuses:
+            if status is None or status.records_done < setting.scale_at:
+                continue
+            if status.servers_wanted == setting.scale_to:
+                return
+            with contextlib.suppress(Unreachable):
+                await master.scale("ps", setting.scale_to, 5.0)
 
 
 @contextlib.contextmanager
@@ -204,6 +234,7 @@ def totals(runs: list[Run]) -> dict[str, object]:
         "rollbacks": sum(run.rollbacks for run in runs),
         "master_starts_again": sum(max(0, run.master_starts - 1) for run in runs),
         "repeated_batches": sum(run.repeated_batches for run in runs),
+        "scaled": sum(run.servers_at_end not in (0, run.servers) for run in runs),
         "longest_recovery_seconds": max((s for run in runs for s in run.recovery_seconds), default=0.0),
     }
 
