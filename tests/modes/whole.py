@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import struct
+import sys
 import threading
 import uuid
 from collections import Counter
@@ -46,7 +48,7 @@ from elasticdl.worker.sources import open_source
 from elasticdl.worker.worker import Worker
 
 TOKEN = "the secret of this job"
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 40.0
 BUILDING = threading.Lock()  # the seed that initial values are drawn from belongs to the process
 
 
@@ -104,8 +106,12 @@ class WholeJob:
 
     def run(self) -> Outcome:
         async def within() -> Outcome:
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                return await self._run()
+            try:
+                async with asyncio.timeout(DEADLINE_SECONDS):
+                    return await self._run()
+            except TimeoutError:
+                faulthandler.dump_traceback(sys.__stderr__)
+                raise AssertionError(f"the job does not end:\n{self.master.status()}") from None
 
         return asyncio.run(within())
 

@@ -63,7 +63,7 @@ class Servers:
 
     def __init__(
         self, count: int, init_from: Path | None = None, unknown_seconds: float = 10.0, seed: int = SEED,
-        keys: Keys | None = None, directory: Path | None = None,
+        keys: Keys | None = None, directory: Path | None = None, staleness_modulation: bool = False,
     ) -> None:  # fmt: skip
         self.keys = keys
         self.said: queue.Queue[tuple[int, pb.FromReplica]] = queue.Queue()
@@ -71,6 +71,7 @@ class Servers:
             Service(
                 i, count, seed, TOKEN, lambda m, i=i: self.said.put((i, m)),  # type: ignore[misc]
                 unknown_seconds=unknown_seconds, keys=keys, directory=directory,
+                staleness_modulation=staleness_modulation,
             )
             for i in range(count)
         ]  # fmt: skip

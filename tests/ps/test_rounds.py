@@ -1,0 +1,274 @@
+"""Synchronous training on the servers: what is kept, rejected and repeated, when a round is applied, and as what."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from elasticdl.job.parameters import OptimizerSpec, TableSpec
+from elasticdl.ps.client import Batch, Stale
+from elasticdl.ps.ledger import Ledger, Push, Verdict
+from elasticdl.ps.rounds import Rounds, ledger_of
+from elasticdl.wire import control_pb2 as pb
+from tests.ps.servers import TIMELINE, Servers, Trainer, model, serving, training
+from tests.ps.stores import OPTIMIZERS
+
+
+def rounds(size: int = 2, epoch_batches: int = 5, tolerance: int = 0, opened: int = 5) -> Rounds:
+    ledger = Rounds(timeline=1, size=size, epoch_batches=epoch_batches, tolerance=tolerance)
+    for index in range(opened):
+        ledger.opened(f"train/0/{index}", 1, 0, 1)
+    return ledger
+
+
+def push(ledger: Rounds, index: int, on: int | None = None, attempt: int = 1, epoch: int = 0) -> Verdict:
+    """Judge a push of a batch, computed on its round's version unless told otherwise, and do what the verdict says."""
+    on = ledger.round_of(epoch, index) if on is None else on
+    asked = Push(1, epoch, index, attempt, 0, on)
+    verdict = ledger.judge(asked).verdict
+    if verdict is Verdict.KEEP:
+        ledger.keep(asked)
+        while ledger.whole():
+            ledger.round_applied()
+    return verdict
+
+
+def test_a_round_is_a_version_and_the_last_of_an_epoch_may_be_short() -> None:
+    ledger = rounds()
+    versions = [(push(ledger, i), ledger.version)[1] for i in (1, 0, 2, 3, 4)]
+    assert versions == [0, 1, 1, 2, 3]
+    ledger.opened("train/1/0", 1, 0, 1)
+    assert ledger.round_of(1, 0) == 3 and push(ledger, 0, epoch=1) is Verdict.KEEP
+
+
+def test_the_first_gradient_of_a_batch_is_kept_and_every_other_is_a_repeat() -> None:
+    ledger = rounds()
+    assert [push(ledger, 0), push(ledger, 0)] == [Verdict.KEEP, Verdict.REPEAT]
+    push(ledger, 1)
+    ledger.close("train/0/0")
+    assert push(ledger, 0) is Verdict.REPEAT, "applied, and its mark is gone"
+    assert ledger.version == 1
+
+
+def test_a_gradient_of_an_old_version_is_rejected_and_moves_no_counter() -> None:
+    ledger = rounds()
+    push(ledger, 0)
+    push(ledger, 1)
+    assert push(ledger, 2, on=0) is Verdict.STALE
+    assert not ledger.kept and ledger.entries["train/0/2"].next_batch == 0
+    assert push(ledger, 2, on=1) is Verdict.KEEP
+
+
+def test_a_tolerance_takes_what_is_a_little_old_and_keeps_what_is_a_little_early() -> None:
+    ledger = rounds(tolerance=1)
+    assert push(ledger, 2, on=0) is Verdict.KEEP and ledger.version == 0
+    assert push(ledger, 4, on=0) is Verdict.STALE
+    assert [push(ledger, i, on=0) for i in (3, 0, 1)] == [Verdict.KEEP] * 3
+    assert ledger.version == 2, "the second round was whole when the first one was applied"
+
+
+def test_leases_count_as_in_asynchronous_training() -> None:
+    ledger = rounds(opened=1)
+    assert push(ledger, 1) is Verdict.WAIT
+    ledger.opened("train/0/0", 2, 0, 1)
+    assert push(ledger, 0) is Verdict.REFUSE and push(ledger, 0, attempt=2) is Verdict.KEEP
+    assert ledger.judge(Push(2, 0, 0, 1, 0)).verdict is Verdict.OVER
+    assert ledger.judge(Push(1, 0, 9, 1, 0)).verdict is Verdict.REFUSE
+
+
+def test_a_cut_waits_for_the_round_that_has_begun_and_says_where_it_ends() -> None:
+    ledger = rounds()
+    push(ledger, 0)
+    ledger.hold(1, at=0)
+    assert ledger.report() == (1, {}) and ledger.holds_at == 1 and not ledger.holding
+    assert push(ledger, 2, on=1) is Verdict.WAIT, "the next round is not begun"
+    assert push(ledger, 1) is Verdict.KEEP
+    told = ledger.report()
+    assert told == (1, {"train/0/0": 1, "train/0/1": 1, "train/0/2": 0, "train/0/3": 0, "train/0/4": 0})
+    assert ledger.holding and ledger.report() is None
+    ledger.hold(1, at=2)
+    assert not ledger.holding and push(ledger, 2) is Verdict.KEEP, "another server has begun it: all go there"
+    ledger.release(1)
+    assert push(ledger, 3) is Verdict.KEEP and ledger.version == 2
+
+
+def test_a_cut_between_two_rounds_holds_at_once() -> None:
+    ledger = rounds()
+    push(ledger, 0)
+    push(ledger, 1)
+    ledger.hold(1, at=1)
+    assert ledger.holding and ledger.report() is not None
+    assert push(ledger, 2) is Verdict.WAIT
+
+
+def test_the_master_says_which_mode_it_is() -> None:
+    restore = pb.Restore(timeline=4, version=7, round_batches=3, epoch_batches=10, tolerance=2)
+    ledger = ledger_of(restore)
+    assert isinstance(ledger, Rounds)
+    assert (ledger.timeline, ledger.version, ledger.size, ledger.epoch_batches, ledger.tolerance) == (4, 7, 3, 10, 2)
+    assert type(ledger_of(pb.Restore(timeline=1))) is Ledger
+
+
+# Real servers.
+
+ADAGRAD = model(OPTIMIZERS["keras adagrad"])
+
+
+def begin(servers: Servers, size: int, batches: int) -> None:
+    restore = pb.Restore(timeline=TIMELINE + 1, round_batches=size, epoch_batches=batches)
+    servers.direct(restore=restore)
+    servers.hear("restored")
+    for index in range(batches):
+        servers.open(index, batches=1)
+
+
+@pytest.fixture
+def synchronous() -> Iterator[tuple[Servers, Trainer]]:
+    with serving(2) as servers:
+        begin(servers, 2, 6)
+        with training(servers, ADAGRAD, timeline=TIMELINE + 1) as trainer:
+            yield servers, trainer
+
+
+def averaged(trainer: Trainer, parts: list[tuple[int, tuple[object, ...]]]) -> None:
+    """What a round does to the model on one machine: one step with the mean over all records."""
+    total = sum(n for n, _ in parts)
+    shares = [np.float32(n / total) for n, _ in parts]
+    dense = sum(w[0] * s for s, (_, w) in zip(shares, parts, strict=True))
+    state = sum(w[1] * s for s, (_, w) in zip(shares, parts, strict=True))
+    rows = {}
+    for t in trainer.spec.tables:
+        ids = np.concatenate([w[2][t.name][0] for _, w in parts])
+        rows[t.name] = (ids, np.concatenate([w[2][t.name][1] * s for s, (_, w) in zip(shares, parts, strict=True)]))
+    trainer.truth.push(dense, state, rows)
+
+
+def test_a_round_is_one_step_with_the_mean_over_its_records(synchronous: tuple[Servers, Trainer]) -> None:
+    _, trainer = synchronous
+    client = trainer.client
+    first, second = trainer.batch(), trainer.batch()
+    assert client.push(Batch(0, 1, 1, 0), *second, records=3) == 0, "kept, and nothing moves"
+    trainer.check()
+    assert client.push(Batch(0, 0, 1, 0), *first, records=8) == 1
+    averaged(trainer, [(8, first), (3, second)])
+    trainer.check()
+    client.push(Batch(0, 0, 1, 0), *second, records=8)
+    trainer.check()
+
+
+def test_a_batch_without_records_weighs_nothing(synchronous: tuple[Servers, Trainer]) -> None:
+    _, trainer = synchronous
+    what, nothing = trainer.batch(), trainer.batch()
+    trainer.client.push(Batch(0, 0, 1, 0), *nothing, records=0)
+    assert trainer.client.push(Batch(0, 1, 1, 0), *what, records=5) == 1
+    trainer.truth.push(*what)
+    trainer.check()
+    for index in (2, 3):
+        trainer.client.push(Batch(0, index, 1, 0), *nothing, version=1, records=0)
+    trainer.truth.version += 1
+    trainer.check()
+
+
+def test_a_stale_gradient_is_rejected_by_every_server(synchronous: tuple[Servers, Trainer]) -> None:
+    _, trainer = synchronous
+    for index in (0, 1):
+        trainer.client.push(Batch(0, index, 1, 0), *trainer.batch())
+    before = trainer.client.pull()
+    with pytest.raises(Stale, match="is at version 1"):
+        trainer.client.push(Batch(0, 2, 1, 0), *trainer.batch(), version=0)
+    np.testing.assert_array_equal(trainer.client.pull()[0], before[0])
+    trainer.client.push(Batch(0, 2, 1, 0), *trainer.batch(), version=1)
+
+
+def test_a_pull_waits_for_the_version_it_asks_for(synchronous: tuple[Servers, Trainer]) -> None:
+    servers, trainer = synchronous
+    other = servers.client(ADAGRAD, timeline=TIMELINE + 1)
+    got: list[int] = []
+    thread = threading.Thread(target=lambda: got.append(other.pull(at_least=1)[2]))
+    thread.start()
+    trainer.client.push(Batch(0, 0, 1, 0), *trainer.batch())
+    thread.join(0.3)
+    assert thread.is_alive() and not got, "it was answered before its time"
+    trainer.client.push(Batch(0, 1, 1, 0), *trainer.batch())
+    thread.join(10)
+    assert got == [1]
+    other.close()
+
+
+def test_a_rollback_forgets_what_was_kept(synchronous: tuple[Servers, Trainer]) -> None:
+    servers, trainer = synchronous
+    trainer.client.push(Batch(0, 0, 1, 0), *trainer.batch())
+    servers.direct(restore=pb.Restore(timeline=TIMELINE + 2, round_batches=2, epoch_batches=6))
+    servers.hear("restored")
+    for index in range(6):
+        servers.open(index, batches=1)
+    with training(servers, ADAGRAD, timeline=TIMELINE + 2) as again:
+        parts = [again.batch(), again.batch()]
+        assert [again.client.push(Batch(0, i, 1, 0), *w) for i, w in enumerate(parts)] == [0, 1]
+        averaged(again, [(1, parts[0]), (1, parts[1])])
+        again.check()
+
+
+def test_rows_that_count_are_added_up() -> None:
+    counting = TableSpec(name="t", dim=1, optimizer=OptimizerSpec(kind="sgd", learning_rate=1.0), summed=True)
+    spec = ADAGRAD.model_copy(update={"tables": (counting,)})
+    ids, ones = np.arange(4), np.ones((4, 1), np.float32)
+    with serving(2) as servers:
+        begin(servers, 2, 2)
+        with training(servers, spec, timeline=TIMELINE + 1) as trainer:
+            before = trainer.client.rows("t", ids)
+            for index, records in enumerate((6, 0)):
+                gradients, state, _ = trainer.batch()
+                rows = {"t": (ids, ones)}
+                trainer.client.push(Batch(0, index, 1, 0), gradients, state, rows, records=records)
+            np.testing.assert_allclose(trainer.client.rows("t", ids), before - 2, atol=1e-6)
+
+
+# Asynchronous.
+
+
+def test_the_rate_is_divided_by_the_age_of_a_gradient() -> None:
+    spec = model(OptimizerSpec(kind="sgd", learning_rate=0.5))
+    with serving(1, staleness_modulation=True) as servers:
+        servers.open(0)
+        with training(servers, spec) as trainer:
+            trainer.step()
+            trainer.step()
+            for age, factor in ((0, 1.0), (1, 1.0), (2, 0.5), (4, 0.25)):
+                weights, _, version = trainer.client.pull()
+                row = trainer.client.rows("t0", np.array([7]))
+                gradients = np.ones_like(weights)
+                rows = {"t0": (np.array([7]), np.ones((1, 2), np.float32))}
+                number = version
+                while trainer.client.pull()[2] < version + age:  # others push in between, and move nothing
+                    empty = np.zeros_like(weights)
+                    trainer.client.push(Batch(0, 0, 1, number), empty, np.zeros(9, np.float32), {}, number)
+                    number += 1
+                trainer.client.push(Batch(0, 0, 1, number), gradients, np.zeros(9, np.float32), rows, version)
+                np.testing.assert_allclose(trainer.client.pull()[0], weights - 0.5 * factor, rtol=1e-6)
+                np.testing.assert_allclose(trainer.client.rows("t0", np.array([7])), row - 0.5 * factor, rtol=1e-6)
+
+
+def test_slots_come_with_a_pull_when_they_are_asked_for() -> None:
+    with serving(3) as servers:
+        servers.open(0)
+        with training(servers, model(OPTIMIZERS["keras adam"])) as trainer:
+            trainer.step()
+            weights, state, slots, version = trainer.client.pull_with_slots()
+            np.testing.assert_array_equal(weights, trainer.truth.weights)
+            np.testing.assert_array_equal(state, trainer.truth.state)
+            np.testing.assert_array_equal(slots, np.concatenate(trainer.truth.slots))
+            assert version == 1
+
+
+def test_a_push_of_no_records_counts_and_moves_nothing() -> None:
+    with serving(2) as servers:
+        servers.open(0)
+        with training(servers, model(OPTIMIZERS["keras adam"])) as trainer:
+            trainer.step()
+            assert trainer.client.push(Batch(0, 0, 1, 1), *trainer.batch(), records=0) == 2
+            trainer.truth.version += 1
+            trainer.check()
