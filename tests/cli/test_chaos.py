@@ -107,8 +107,8 @@ def test_a_connection_of_another_process_is_cut_for_both_its_ends(
     talker: tuple[subprocess.Popen[str], int, int],
 ) -> None:
     process, listens, connected = talker
-    ends = [c for c in connections.established(process.pid) if c.local[1] == connected]
-    assert [c.remote for c in ends] == [("127.0.0.1", listens)]
+    ends = [c for c in connections.established(process.pid) if c.ends[0][1] == connected]
+    assert [c.ends[1] for c in ends] == [("127.0.0.1", listens)]
     assert connections.listening(process.pid).popitem()[1] == listens
     connections.cut(ends[0])
     assert process.stdout is not None
@@ -118,11 +118,27 @@ def test_a_connection_of_another_process_is_cut_for_both_its_ends(
 
 def test_a_connection_that_is_not_the_one_meant_stays_whole(talker: tuple[subprocess.Popen[str], int, int]) -> None:
     process, _, connected = talker
-    mine = next(c for c in connections.established(process.pid) if c.local[1] == connected)
-    other = connections.Connection(mine.pid, mine.fd, mine.local, ("127.0.0.1", 1))
+    mine = next(c for c in connections.established(process.pid) if c.ends[0][1] == connected)
+    other = connections.Connection(mine.pid, mine.fd, mine.inode + 1, mine.ends)
     with pytest.raises(OSError, match="another connection's by now"):
         connections.cut(other)
-    assert [c.fd for c in connections.established(process.pid) if c.local[1] == connected] == [mine.fd]
+    assert mine in connections.established(process.pid)
+
+
+def test_a_connection_through_a_socket_in_a_directory_is_found_from_both_sides_and_cut(tmp_path: Path) -> None:
+    program = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({str(tmp_path / 's')!r}); print(s.recv(1))"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as client:
+            served, _ = listener.accept()
+            with served:
+                pids = {"ps-0": ("ps", os.getpid()), "worker-0": ("worker", client.pid)}
+                [of_worker] = connections.lines("worker-0", pids)
+                [of_server] = connections.lines("ps-0", pids)
+                assert str(of_worker) == "data connection to ps-0" and str(of_server) == "data connection to worker-0"
+                connections.cut(of_worker.end)
+                assert client.communicate(timeout=10)[0] == "b''\n"
 
 
 def test_only_connections_between_replicas_are_lines_of_the_job(

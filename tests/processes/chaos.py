@@ -4,9 +4,9 @@
     python -m tests.processes.chaos --seed 17        # one of them again, telling what happens
 
 Each run draws from its seed the size of its job, a schedule of kills, pauses, terminations and cut connections, two
-fault points and, in a third of the runs, another number of servers to scale to. It passes when the job succeeds in
-time, every record of every epoch was applied exactly once on every server, and no process and no listening socket is
-left.
+fault points, whether it is synchronous and, in a third of the runs, another number of servers to scale to. It passes
+when the job succeeds in time, every record of every epoch was applied exactly once on every server, and no process and
+no listening socket is left.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class Setting:
     points: tuple[str, ...]  # fault points, each with the replica and the pass at which it dies
     scale_to: int | None  # servers
     scale_at: int  # records
+    grads_to_wait: int  # 2: synchronous
 
     @classmethod
     def of(cls, seed: int) -> Setting:
@@ -84,7 +85,8 @@ class Setting:
         evaluates = random.random() < 0.5
         scale_to = random.choice([n for n in (1, 2, 3) if n != servers]) if random.random() < 1 / 3 else None
         scale_at = int(random.random() * RECORDS * EPOCHS / 2)
-        return cls(seed, servers, workers, evaluates, tuple(points), scale_to, scale_at)
+        grads_to_wait = 2 if random.random() < 0.25 else 1
+        return cls(seed, servers, workers, evaluates, tuple(points), scale_to, scale_at, grads_to_wait)
 
     @property
     def plan(self) -> Plan:
@@ -111,6 +113,7 @@ class Run:
     failure: str = ""
     points_armed: list[str] = field(default_factory=list)
     servers_at_end: int = 0
+    synchronous: bool = False
 
     def __str__(self) -> str:
         hits = [
@@ -122,6 +125,7 @@ class Run:
         came = f"{self.losses} lost, {self.rollbacks} rollbacks, {self.repeated_batches} batches again"
         came += f", {self.servers} to {self.servers_at_end} servers" if self.servers_at_end != self.servers else ""
         came += f", {self.not_delivered} events not delivered" if self.not_delivered else ""
+        came += ", synchronous" if self.synchronous else ""
         verdict = "FAILED" if self.failure else "passed"
         return f"seed {self.seed} {verdict} in {self.seconds:.1f} s: {what}; {came}"
 
@@ -132,7 +136,7 @@ def chaos_run(tmp: Path, seed: int, tell: Callable[[str], None] = lambda line: N
     log = tmp / "faults"
     tell(f"{setting}")
     began = time.monotonic()
-    flags = ["--checkpoint_seconds=1", "--audit=true"]
+    flags = ["--checkpoint_seconds=1", "--audit=true", f"--grads_to_wait={setting.grads_to_wait}"]
     if setting.evaluates:
         flags += [f"--validation_data={tmp / f'ids-{RECORDS}'}", "--evaluation_steps=150"]
     job = start_witness(
@@ -152,7 +156,7 @@ def chaos_run(tmp: Path, seed: int, tell: Callable[[str], None] = lambda line: N
         report = asyncio.run(_in_time(striker, job, setting))
     except TimeoutError as error:
         raise AssertionError(f"the job did not end in {DEADLINE_SECONDS:.0f} s:\n{job.story()}") from error
-    status = check_witness(job, tmp / f"chaos-{seed}-model", RECORDS, EPOCHS, setting.servers)
+    status = check_witness(job, tmp / f"chaos-{seed}-model", RECORDS, EPOCHS, setting.servers, setting.grads_to_wait)
     assert not report.orphans, f"processes left over: {report.orphans}"
     assert not report.ports_open, f"sockets left listening: {report.ports_open}"
     assert "exactly" in report.audit
@@ -162,7 +166,7 @@ def chaos_run(tmp: Path, seed: int, tell: Callable[[str], None] = lambda line: N
         seed, setting.servers, setting.workers, told, report.delivered(), missed, hit, report.losses,
         report.master_starts, report.rollbacks, report.repeated_batches, report.recovery_seconds,
         round(time.monotonic() - began, 1), points_armed=[p.partition("@")[0] for p in setting.points],
-        servers_at_end=int(status["servers"]),
+        servers_at_end=int(status["servers"]), synchronous=setting.grads_to_wait > 1,
     )  # fmt: skip
 
 
@@ -234,6 +238,7 @@ def totals(runs: list[Run]) -> dict[str, object]:
         "rollbacks": sum(run.rollbacks for run in runs),
         "master_starts_again": sum(max(0, run.master_starts - 1) for run in runs),
         "repeated_batches": sum(run.repeated_batches for run in runs),
+        "synchronous": sum(run.synchronous for run in runs),
         "scaled": sum(run.servers_at_end not in (0, run.servers) for run in runs),
         "longest_recovery_seconds": max((s for run in runs for s in run.recovery_seconds), default=0.0),
     }

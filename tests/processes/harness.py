@@ -176,20 +176,25 @@ def start_witness(
     )  # fmt: skip
 
 
-def audit_witness(model: Path, records: int, epochs: int, servers: int) -> None:
-    """Every row says how often its record was trained, each scalar how many records its server saw."""
+def audit_witness(model: Path, records: int, epochs: int, servers: int, averaged: int = 1) -> None:
+    """Every row says how often its record was trained, each scalar how many records its server saw.
+
+    In a synchronous job each step is the mean of `averaged` batches, so that a record moves it by as much less.
+    """
     table = load_file(model / "seen.safetensors")
     ids, rows = table["ids"], table["rows"].reshape(-1)
     assert sorted(ids.tolist()) == list(range(records)), "some records were never trained"
-    wrong = {int(i): float(-r) for i, r in zip(ids, rows, strict=True) if r != -epochs}
+    wrong = {int(i): averaged * float(-r) for i, r in zip(ids, rows, strict=True) if averaged * r != -epochs}
     assert not wrong, f"trained another number of times than {epochs}: {wrong}"
     dense = load_file(model / "model.safetensors")
-    seen = {name: float(-value.reshape(())) for name, value in dense.items() if name.startswith("scalars")}
+    seen = {name: averaged * float(-value.reshape(())) for name, value in dense.items() if name.startswith("scalars")}
     assert len(seen) == servers
     assert set(seen.values()) == {float(epochs * records)}, f"records seen by each server: {seen}"
 
 
-def check_witness(job: RunningJob, model: Path, records: int, epochs: int, servers: int) -> dict[str, Any]:
+def check_witness(
+    job: RunningJob, model: Path, records: int, epochs: int, servers: int, averaged: int = 1
+) -> dict[str, Any]:
     """The witness job succeeded, and trained every record of every epoch exactly once; its last status."""
     code, result = job.finish()
     assert code == 0 and result["outcome"] == "succeeded", f"{result}\n{job.story()}"
@@ -197,7 +202,7 @@ def check_witness(job: RunningJob, model: Path, records: int, epochs: int, serve
     assert isinstance(status, dict)
     assert int(status["records_done"]) == records * epochs
     assert [int(e["records"]) for e in status["epochs_done"]] == [records] * epochs
-    audit_witness(model, records, epochs, servers)
+    audit_witness(model, records, epochs, servers, averaged)
     return status
 
 

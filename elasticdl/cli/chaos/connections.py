@@ -1,4 +1,4 @@
-"""TCP connections between the replicas of a job: found through /proc, and broken for real from outside."""
+"""Connections between the replicas of a job, TCP and local: found through /proc, and broken for real from outside."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from elasticdl.job.names import MASTER
 
 _PIDFD_GETFD = 438  # the same number on every architecture that has it
 _ESTABLISHED, _LISTEN = "01", "0A"
+_STREAM, _CONNECTED = "0001", "03"  # of local sockets
+_UCRED = struct.Struct("3i")
 _SS_SECONDS = 5.0
 
 Address = tuple[str, int]
@@ -29,8 +31,8 @@ class Connection:
 
     pid: int
     fd: int
-    local: Address
-    remote: Address
+    inode: int
+    ends: tuple[Address, Address] | None = None  # here and there; None: a local socket
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,33 @@ def lines(replica: str, pids: Mapping[str, tuple[str, int]]) -> list[Line]:
 
     `pids` has (role, process id) by name.
     """
-    ends = {name: list(established(pid)) for name, (_, pid) in pids.items()}
-    owners = {(c.local, c.remote): name for name, found in ends.items() for c in found}
-    found = []
-    for c in ends.get(replica, []):
-        peer = owners.get((c.remote, c.local))
-        if peer is not None and peer != replica:
-            control = MASTER in (pids[replica][0], pids[peer][0])
-            found.append(Line(c, peer, "control" if control else "data"))
-    return sorted(found, key=lambda line: (line.plane, line.peer, line.end.fd))
+    found = [*_tcp(replica, pids), *_local(replica, pids)]
+    planes = {name: "control" if MASTER in (pids[replica][0], role) else "data" for name, (role, _) in pids.items()}
+    known = [Line(c, peer, planes[peer]) for c, peer in found if peer != replica]
+    return sorted(known, key=lambda line: (line.plane, line.peer, line.end.fd))
+
+
+def _tcp(replica: str, pids: Mapping[str, tuple[str, int]]) -> Iterator[tuple[Connection, str]]:
+    held = {name: list(established(pid)) for name, (_, pid) in pids.items()}
+    owners = {c.ends: name for name, found in held.items() for c in found}
+    for c in held.get(replica, []):
+        assert c.ends is not None
+        peer = owners.get((c.ends[1], c.ends[0]))
+        if peer is not None:
+            yield c, peer
+
+
+def _local(replica: str, pids: Mapping[str, tuple[str, int]]) -> Iterator[tuple[Connection, str]]:
+    """Through a socket in a directory: the end of who listens is asked who came, since the other end bears no name."""
+    names = {pid: name for name, (_, pid) in pids.items()}
+    for name, (_, pid) in pids.items():
+        for c in accepted(pid):
+            try:
+                peer = names.get(_came_from(c))
+            except OSError:  # closed by now, or not ours to take
+                continue
+            if peer is not None and replica in (name, peer):
+                yield c, peer if replica == name else name
 
 
 def established(pid: int) -> Iterator[Connection]:
@@ -70,7 +90,23 @@ def established(pid: int) -> Iterator[Connection]:
     fds = _sockets(pid)
     for state, local, remote, inode in _table(pid):
         if state == _ESTABLISHED and inode in fds:
-            yield Connection(pid, fds[inode], local, remote)
+            yield Connection(pid, fds[inode], inode, (local, remote))
+
+
+def accepted(pid: int) -> Iterator[Connection]:
+    """The local connections that others made to a process; their own ends have no path."""
+    fds = _sockets(pid)
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
+            fields = line.split(maxsplit=7)
+            if len(fields) == 8 and fields[4] == _STREAM and fields[5] == _CONNECTED and int(fields[6]) in fds:
+                yield Connection(pid, fds[int(fields[6])], int(fields[6]))
+
+
+def _came_from(c: Connection) -> int:
+    """The process at the other end of an accepted local connection."""
+    with socket.socket(fileno=_take(c)) as connection:
+        return int(_UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0])
 
 
 def listening(pid: int, everybody: bool = False) -> dict[int, int]:
@@ -106,26 +142,24 @@ def _take(c: Connection) -> int:
         # A kernel (or a filter of system calls) without it is the same to us as one that says no.
         code = errno.EPERM if number == errno.ENOSYS else number
         raise OSError(code, os.strerror(number))
-    with contextlib.suppress(OSError):
-        mine = socket.socket(fileno=os.dup(taken))
-        with mine:
-            if mine.getpeername()[1] == c.remote[1] and mine.getsockname()[1] == c.local[1]:
-                return taken
-    os.close(taken)
-    raise OSError(errno.EBADF, "the descriptor is another connection's by now")
+    if os.fstat(taken).st_ino != c.inode:
+        os.close(taken)
+        raise OSError(errno.EBADF, "the descriptor is another connection's by now")
+    return taken
 
 
 def _cut_by_ss(c: Connection) -> bool:
     """By the administrator's way: needs CAP_NET_ADMIN and a kernel with INET_DIAG_DESTROY."""
     ss = shutil.which("ss")
-    if ss is None:
+    if ss is None or c.ends is None:
         return False
-    ends = ["sport", "=", f":{c.local[1]}", "and", "dport", "=", f":{c.remote[1]}"]
+    here, there = c.ends[0][1], c.ends[1][1]
+    ends = ["sport", "=", f":{here}", "and", "dport", "=", f":{there}"]
     try:
         done = subprocess.run([ss, "-HntK", *ends], capture_output=True, text=True, timeout=_SS_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return str(c.remote[1]) in done.stdout  # it lists what it killed, and is silent where it could not
+    return str(there) in done.stdout  # it lists what it killed, and is silent where it could not
 
 
 def _sockets(pid: int) -> dict[int, int]:

@@ -137,9 +137,9 @@ class Striker:
             return None
         running = [r for r in listed if r.phase is ReplicaPhase.RUNNING]
         pids = {r.name: (r.role, r.pid) for r in running if r.pid is not None}
-        free = [n for n, (role, pid) in sorted(pids.items()) if role == event.role and pid not in self._going]
-        working = [name for name in free if self._at_work(name, event.role)]
-        candidates = [n for n in working or (free if anybody else []) if pids[n][1] not in self._paused]
+        busy = self._going | self._paused.keys()
+        free = [name for name, (role, pid) in sorted(pids.items()) if role == event.role and pid not in busy]
+        candidates = [n for n in free if self._at_work(n, event.role)] or (free if anybody else [])
         if not candidates:
             return None
         name = candidates[int(event.pick * len(candidates))]
