@@ -12,21 +12,27 @@ import torch
 from benchmarks.row_tables import ACCUMULATOR, EPSILON, RATE, Floats, Ids
 from elasticdl.ps import _native
 
-DICT_ROWS = 1_000_000  # ten million small arrays would need several gigabytes more; fewer rows favour the dict
-
 
 class DictOfRows:
-    """What a parameter server in plain Python does: one numpy array per id."""
+    """What a parameter server in plain Python does: one numpy array per id, made when it is first asked for."""
 
-    def __init__(self, dim: int, rows: int = DICT_ROWS) -> None:
-        random = np.random.default_rng(0)
-        self.rows = {id: random.uniform(-0.05, 0.05, dim).astype(np.float32) for id in range(rows)}
-        self.accumulators = {id: np.full(dim, ACCUMULATOR, np.float32) for id in range(rows)}
+    def __init__(self, dim: int, order: Ids) -> None:
+        self.rows: dict[int, Floats] = {}
+        self.accumulators: dict[int, Floats] = {}
+        self.row, self.accumulator = np.full(dim, 0.05, np.float32), np.full(dim, ACCUMULATOR, np.float32)
+        for key in order.tolist():
+            self._birth(key)
+
+    def _birth(self, key: int) -> Floats:
+        row = self.rows[key] = self.row.copy()
+        self.accumulators[key] = self.accumulator.copy()
+        return row
 
     def pull(self, ids: Ids, out: Floats) -> None:
         rows = self.rows
         for i, key in enumerate(ids.tolist()):
-            out[i] = rows[key]
+            row = rows.get(key)
+            out[i] = row if row is not None else self._birth(key)
 
     def push_unique(self, ids: Ids, grads: Floats) -> None:
         for i, key in enumerate(ids.tolist()):
