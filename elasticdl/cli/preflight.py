@@ -113,6 +113,9 @@ def check_data_of_checkpoint(spec: JobSpec, path: Path, datasets: dict[str, Any]
         for name in knobs
         if manifest[name] != getattr(spec, name)
     ]
+    if (batches := manifest.get("round_batches", 0)) != spec.round_batches:
+        made = f"synchronous training with --grads_to_wait={batches}" if batches else "asynchronous training"
+        problems.append(Problem("--use_async", shown(spec.asynchronous), f"the checkpoint was made by {made}", again))
     if Dataset.from_json(datasets["training"]).fingerprint() != manifest["training_data"]:
         what = "not the data that the checkpoint was made with"
         remedy = "Give the same files, or start without --checkpoint_dir_for_init."

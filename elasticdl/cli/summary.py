@@ -33,6 +33,8 @@ def rows(result: Mapping[str, Any], logs: Path) -> list[tuple[str, str]]:
         found.append(("steps", f"{s.version:,}"))
         epochs = f", {s.epochs} epochs" if s.epochs > 1 else ""
         found.append(("records trained", f"{s.records_done:,} of {s.records_total:,}{epochs}"))
+        if s.mode:
+            found.append(("mode", s.mode))
         if s.has_loss:
             found.append(("last loss", number(s.loss)))
     if s.audit:
@@ -41,6 +43,8 @@ def rows(result: Mapping[str, Any], logs: Path) -> list[tuple[str, str]]:
         last = s.evaluations[-1]
         metrics = ", ".join(f"{name} {number(value)}" for name, value in sorted(last.metrics.items()))
         found.append(("metrics", f"{metrics} (at step {last.version:,})"))
+    if s.skipped_batches:
+        found.append(("batches that moved nothing", f"{s.skipped_batches:,}, since their gradients were not finite"))
     if s.losses:
         found.append(("replicas lost and replaced", str(s.losses)))
     if s.rollbacks:
@@ -87,6 +91,8 @@ def status_json(status: pb.Status) -> dict[str, Any]:
         "epochs": status.epochs,
         "version": status.version,
         "version_total": status.version_total,
+        "mode": status.mode,
+        "skipped_batches": status.skipped_batches,
         "loss": _finite(status.loss) if status.has_loss else None,
         "records_per_second": _finite(status.records_per_second),
         "evaluations": [

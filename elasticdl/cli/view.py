@@ -109,6 +109,8 @@ class View:
         title = Text.assemble((self.job, "bold"), "  ", (phase, STYLES.get(phase, "cyan")))
         if self.status is not None and self.status.epochs > 1:
             title.append(f"  epoch {self.status.epoch + 1} of {self.status.epochs}")
+        if self.status is not None and self.status.mode:
+            title.append(f"  {self.status.mode}", style="dim")
         line.add_row(title, Text(duration(elapsed), style="dim"))
         return line
 
@@ -120,6 +122,8 @@ class View:
             text.append(f"   {status.records_per_second:,.0f} records/s")
         if status.losses:
             text.append(f"   {status.losses} lost and replaced", style="yellow")
+        if status.skipped_batches:
+            text.append(f"   {status.skipped_batches:,} batches not finite, moved nothing", style="red")
         if status.bad_records:
             text.append(f"   {len(status.bad_records)} bad records set aside", style="red")
         return text

@@ -79,7 +79,7 @@ class Plan:
         if spec.asynchronous:
             return cls(records, spec.minibatch_size, spec.num_minibatches_per_task, spec.num_epochs, spec.max_step)
         tolerance = spec.sync_version_tolerance or 0
-        return cls(records, spec.minibatch_size, 1, spec.num_epochs, spec.max_step, spec.grads_to_wait, tolerance)
+        return cls(records, spec.minibatch_size, 1, spec.num_epochs, spec.max_step, spec.round_batches, tolerance)
 
     def __post_init__(self) -> None:
         if self.round_batches and self.batches_per_shard != 1:

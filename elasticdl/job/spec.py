@@ -82,6 +82,11 @@ class JobSpec(
         return self.grads_to_wait == 1 and self.sync_version_tolerance is None
 
     @property
+    def round_batches(self) -> int:
+        """How many batches make a version in synchronous training; 0: each one does, as it comes."""
+        return 0 if self.asynchronous else self.grads_to_wait
+
+    @property
     def shard_records(self) -> int:
         """How many records a shard has, the last one of an epoch excepted."""
         return self.minibatch_size * self.num_minibatches_per_task

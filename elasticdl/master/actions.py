@@ -85,6 +85,7 @@ class Actions:
             "minibatch_size": self.spec.minibatch_size,
             "max_step": self.spec.max_step,
             "num_minibatches_per_task": self.spec.num_minibatches_per_task,
+            "round_batches": self.spec.round_batches,
             "seed": self.spec.seed,
             "shuffle": self.spec.shuffle,
         }

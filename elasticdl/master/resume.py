@@ -26,6 +26,8 @@ def restored(job: Job, directory: Path, spec: JobSpec, training: Dataset) -> Job
     }
     then = {flag: dict(manifest)[flag.removeprefix("--")] for flag in now}
     changed = [f"{flag} (was {then[flag]})" for flag in now if now[flag] != then[flag]]
+    if (batches := manifest.get("round_batches", 0)) != spec.round_batches:
+        changed.append(f"--grads_to_wait (was {batches})" if batches else "--use_async (was true)")
     if changed:
         raise JobFailed(
             f"{directory}: the checkpoint's place in the data has no meaning with another {', '.join(changed)}"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NotRequired
 
 import google_crc32c
 import numpy as np
@@ -45,6 +45,7 @@ class Manifest(TypedDict):
     minibatch_size: int
     max_step: int
     num_minibatches_per_task: int
+    round_batches: NotRequired[int]  # batches that make a version; absent or 0: each one does
     seed: int
     shuffle: bool
 

@@ -94,7 +94,8 @@ def _work(spec: JobSpec, replica: str, directory: Path) -> int:
         except JobFailed:
             control.close()  # the master hears why
             raise
-        client.close()
+        finally:
+            client.close()
     control.close()
     log.info("Done: %s", session.shutdown or "leaving")
     # Leaving on SIGTERM is no normal end, and the master may not have heard why.

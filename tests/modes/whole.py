@@ -229,14 +229,18 @@ class WholeJob:
             with BUILDING:
                 code = self.code()
                 model = load_trainable(code, spec.seed, None)
-            source = Source(open_source(spec, code, str(spec.training_data), "training"), self.training, spec, "training")
+            source = Source(
+                open_source(spec, code, str(spec.training_data), "training"), self.training, spec, "training"
+            )
             held = audit.added(model.parameters) if spec.audit else model.parameters
             control.start()
             if (found := control.wait_for_servers()) is not None:
                 client = Client(found[0], TOKEN, held, found[1], resend_seconds=0.5)
                 control.on_change(client.interrupt)
-                Worker(spec, code, model, source, None, control, client).run()
-                client.close()
+                try:
+                    Worker(spec, code, model, source, None, control, client).run()
+                finally:
+                    client.close()
         except ElasticDLError as error:
             end = Exit(1, None, False, "exit code 1", (str(error),))
         control.close()
