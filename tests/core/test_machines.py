@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from hypothesis import settings
@@ -12,6 +11,7 @@ from pydantic import TypeAdapter
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
+from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.cuts import Phase
 from elasticdl.core.job import Job
 from elasticdl.core.plan import Kind, Plan, Shard
@@ -158,8 +158,9 @@ class ReplicasMachine(RuleBasedStateMachine):
 
     @initialize(workers=st.integers(1, 3), servers=st.integers(0, 2), crashes=st.integers(0, 2))
     def begin(self, workers: int, servers: int, crashes: int) -> None:
-        budget = Budget(crashes=crashes, start_seconds=20, reconnect_seconds=10)
-        self.new = lambda: Replicas.wanting("j", {"ps": servers, "worker": workers}, budget)
+        budget = Budget(crashes=crashes, server_crashes=crashes, start_seconds=20, reconnect_seconds=10)
+        self.wanted = {"ps": servers, "worker": workers}
+        self.new = lambda: Replicas.wanting("j", self.wanted, budget)
         self.replicas = self.new()
         self.said: list[tuple[e.Event, float]] = []
         self.now, self.over = 0.0, False
@@ -171,12 +172,25 @@ class ReplicasMachine(RuleBasedStateMachine):
             return
         self.now += after
         self.said.append((event, self.now))
+        ended = self.ends(event)
+        self.servers_before = {
+            r.index: State.GONE if r.name in ended else r.state
+            for r in self.replicas.replicas.values() if r.role == "ps"
+        }  # fmt: skip
         out = self.replicas.handle(event, self.now)
         for launch in of(c.LaunchReplica, out):
-            again = (launch.role, launch.index) in self.launched
+            again = launch.role == "worker" and (launch.role, launch.index) in self.launched
             assert not again or isinstance(event, e.MasterStarted), f"{launch} under a name that was used"
+            if launch.role == "ps" and not isinstance(event, e.MasterStarted):
+                before = self.servers_before.get(launch.index)
+                assert before in (None, State.GONE), f"{launch} while its predecessor is {before}"
             self.launched.add((launch.role, launch.index))
         self.over = bool(of(c.FinishJob, out))
+
+    def ends(self, event: e.Event) -> set[str]:
+        """Whom an event declares dead, as far as it is about the process that bears the name now."""
+        gone = isinstance(event, e.ReplicaGone) and self.replicas.concerns(event.name, event.uid)
+        return {event.name} if gone and isinstance(event, e.ReplicaGone) else set()
 
     def some(self, data: st.DataObject) -> Any:
         return data.draw(st.sampled_from(list(self.replicas.replicas.values())))
@@ -197,8 +211,7 @@ class ReplicasMachine(RuleBasedStateMachine):
     @rule(data=st.data(), cause=st.sampled_from(CAUSES), uid=st.sampled_from(["", "u1", "u2"]))
     def end(self, data: st.DataObject, cause: str, uid: str) -> None:
         r = self.some(data)
-        if r.role == "worker":  # a server's end is the job's
-            self.hear(e.ReplicaGone(r.name, uid or r.uid, cause, "why"))
+        self.hear(e.ReplicaGone(r.name, uid or r.uid, cause, "why"))
 
     @rule(after=st.floats(0, 30))
     def wait(self, after: float) -> None:
@@ -209,9 +222,7 @@ class ReplicasMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def master_returns(self, data: st.DataObject) -> None:
         living = [r for r in self.replicas.replicas.values() if r.state is not State.GONE]
-        workers = [r for r in living if r.role == "worker"]
-        there = data.draw(st.lists(st.sampled_from(workers), unique_by=lambda r: r.name)) if workers else []
-        there += [r for r in living if r.role == "ps"]
+        there = data.draw(st.lists(st.sampled_from(living), unique_by=lambda r: r.name)) if living else []
         self.hear(e.MasterStarted(tuple((r.name, r.uid or "u1") for r in there)))
 
     @invariant()
@@ -229,15 +240,16 @@ class ReplicasMachine(RuleBasedStateMachine):
         assert replayed == self.replicas
         for _ in range(4):  # deadlines, then the pauses after crashes
             self.hear(e.TimePassed(), after=31.0)
+            for r in list(self.replicas.replicas.values()):
+                if r.state is State.STOPPING:
+                    self.hear(e.ReplicaGone(r.name, r.uid, CAUSES[0], "stopped"))
         for r in list(self.replicas.replicas.values()):
             if r.state in (State.LAUNCHED, State.RUNNING, State.LOST_TOUCH):
                 self.hear(e.ReplicaStarted(r.name, r.uid or "calm"))
                 self.hear(e.ReplicaJoined(r.name, r.incarnation or "calm", "at"))
         if not self.over:
-            for role in ("ps", "worker"):
-                assert len(self.replicas.joined(role)) == self.replicas.wanted(role), (
-                    "churn stopped, somebody is missing"
-                )
+            for role, count in self.wanted.items():
+                assert len(self.replicas.joined(role)) == count, "churn stopped, somebody is missing"
 
 
 class JobMachine(RuleBasedStateMachine):
@@ -246,14 +258,18 @@ class JobMachine(RuleBasedStateMachine):
     @initialize(
         records=st.integers(1, 16), per=st.integers(1, 3), workers=st.integers(1, 2), servers=st.integers(1, 2),
         validation=st.sampled_from([0, 4]), every=st.sampled_from([0, 2]), export=st.booleans(),
+        steps=st.sampled_from([0, 1, 3]), seconds=st.sampled_from([0.0, 5.0]), keep=st.integers(0, 2),
     )  # fmt: skip
     def begin(
-        self, records: int, per: int, workers: int, servers: int, validation: int, every: int, export: bool
-    ) -> None:
-        budget = Budget(crashes=5, start_seconds=20, reconnect_seconds=10, hang_seconds=60)
+        self, records: int, per: int, workers: int, servers: int, validation: int, every: int, export: bool,
+        steps: int, seconds: float, keep: int,
+    ) -> None:  # fmt: skip
+        budget = Budget(crashes=5, server_crashes=50, start_seconds=20, reconnect_seconds=10, hang_seconds=60)
+        schedule = Schedule(steps, seconds, keep)
+        self.saved = {""}  # checkpoints that are on disk
         self.play = Play(
             records, 2, per, 1, workers, servers, budget=budget, validation_records=validation, evaluation_steps=every,
-            export=export, max_bad_records=1000,
+            export=export, max_bad_records=1000, schedule=schedule,
         )  # fmt: skip
 
     @property
@@ -261,8 +277,18 @@ class JobMachine(RuleBasedStateMachine):
         return self.play.job
 
     def hear(self, event: e.Event, after: float = 0.1) -> None:
-        asked = list(of(c.IdentifyRecord, self.play.hear(event, after)))
-        for question in asked:
+        before = self.job.checkpoints.timeline, self.job.shards.highest_attempt
+        out = self.play.hear(event, after)
+        for grant in of(c.GrantLease, out):
+            if self.job.checkpoints.timeline > before[0]:
+                assert grant.attempt > before[1], "a lease that servers may take for one of the timeline before"
+        for restore in of(c.RestoreServer, out):
+            assert restore.directory in self.saved, f"{restore} was never published, or is deleted"
+        for delete in of(c.DeleteCheckpoints, out):
+            self.saved -= set(delete.directories)
+        known = {k.directory for k in self.job.checkpoints.known}
+        assert self.job.outcome or known <= self.saved, "a checkpoint that may be needed is deleted"
+        for question in list(of(c.IdentifyRecord, out)):
             self.play.hear(e.RecordIdentified(question.shard, question.position, question.position, "r"), 0.0)
 
     def some(self, data: st.DataObject, role: str = "") -> Any:
@@ -272,10 +298,12 @@ class JobMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def join(self, data: st.DataObject) -> None:
         r = self.some(data)
-        self.hear(e.ReplicaStarted(r.name, r.uid or "u"))
+        self.hear(e.ReplicaStarted(r.name, r.uid or f"u{len(self.play.journal)}"))
         held = [s for s in self.job.shards.leased.values() if s.worker == r.name]
         holdings = tuple(e.Holding(s.id, s.attempt, s.next_batch) for s in held if data.draw(st.booleans()))
-        self.hear(e.ReplicaJoined(r.name, r.incarnation or "i", "at", holdings, 2 if r.role == "worker" else 0))
+        timeline = data.draw(st.integers(0, self.job.checkpoints.timeline)) if r.role == "ps" else 0
+        capacity = 2 if r.role == "worker" else 0
+        self.hear(e.ReplicaJoined(r.name, r.incarnation or "i", "at", holdings, capacity, timeline))
 
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
@@ -284,13 +312,13 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), cause=st.sampled_from(CAUSES[:3]))
     def end(self, data: st.DataObject, cause: str) -> None:
-        r = self.some(data, "worker")
+        r = self.some(data)
         if self.job.shards.version or cause == CAUSES[0]:
             self.hear(e.ReplicaGone(r.name, r.uid, cause, "why"))
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        self.hear(e.ReplicaLeaving(self.some(data, "worker").name))
+        self.hear(e.ReplicaLeaving(self.some(data).name))
 
     @rule(data=st.data(), stale=st.integers(0, 4), what=st.sampled_from(["commit"] * 4 + ["complete"] * 3 + ["return"]))
     def work(self, data: st.DataObject, stale: int, what: str) -> None:
@@ -311,10 +339,32 @@ class JobMachine(RuleBasedStateMachine):
         number = (cut.number if cut is not None else self.job.cuts.numbers) - (old == 0)
         server = self.some(data, "ps").name
         if cut is not None and cut.phase is Phase.CUTTING:
-            self.hear(e.ServerCut(server, number, "file"))
+            self.hear(e.ServerCut(server, number))
         else:
             ahead = ((s.id, s.next_batch + data.draw(st.integers(0, 1))) for s in self.job.shards.open_training())
             self.hear(e.ServerHeld(server, number, tuple(ahead)))
+
+    @rule(data=st.data(), old=st.integers(0, 5), trouble=st.integers(0, 5))
+    def server_wrote(self, data: st.DataObject, old: int, trouble: int) -> None:
+        writing = self.job.checkpoints.writing
+        if writing is not None:
+            error = "" if trouble else "No space left on device"
+            self.hear(e.ServerWrote(self.some(data, "ps").name, writing.cut - (old == 0), "part", error))
+
+    @rule(data=st.data(), old=st.integers(0, 5), trouble=st.integers(0, 5))
+    def server_restored(self, data: st.DataObject, old: int, trouble: int) -> None:
+        r, now = self.some(data, "ps"), self.job.checkpoints
+        if r.state is State.JOINED:
+            damaged = not trouble and now.newest.directory and r.name not in now.restored
+            self.hear(e.ServerRestored(r.name, now.timeline - (old == 0), "damaged" if damaged else ""))
+
+    @rule(trouble=st.integers(0, 5))
+    def publish(self, trouble: int) -> None:
+        for asked in of(c.PublishCheckpoint, self.job.checkpoints.unanswered()):
+            directory = f"version-{asked.position.version}"
+            if trouble:
+                self.saved.add(directory)
+            self.hear(e.CheckpointPublished(asked.cut, directory if trouble else "", "" if trouble else "disk full"))
 
     @rule(after=st.floats(0, 70))
     def wait(self, after: float) -> None:
@@ -325,7 +375,7 @@ class JobMachine(RuleBasedStateMachine):
     def master_returns(self, data: st.DataObject) -> None:
         there = [
             r for r in self.job.replicas.replicas.values()
-            if r.state not in (State.GONE, State.LAUNCHED) and (r.role == "ps" or data.draw(st.booleans()))
+            if r.state not in (State.GONE, State.LAUNCHED) and data.draw(st.booleans())
         ]  # fmt: skip
         self.hear(e.MasterStarted(tuple((r.name, r.uid or "u") for r in there)))
 
@@ -338,7 +388,7 @@ class JobMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def repeat(self, data: st.DataObject) -> None:
         kind, body, _ = data.draw(st.sampled_from(self.play.journal))
-        if kind != "StopRequested":
+        if kind not in ("StopRequested", "CheckpointPublished"):  # those are said once
             self.hear(e.decode(kind, body))
 
     def teardown(self) -> None:
@@ -355,14 +405,18 @@ def settle(machine: JobMachine) -> None:
     for _ in range(400):
         if job.outcome:
             return
-        before = dataclasses.replace(job.shards), job.cuts.numbers, len(machine.play.journal)
+        before = len(machine.play.journal)
         for r in list(job.replicas.replicas.values()):
-            if r.state in (State.LAUNCHED, State.RUNNING, State.LOST_TOUCH):
-                machine.hear(e.ReplicaStarted(r.name, r.uid or "calm"))
+            if r.state is State.STOPPING:
+                machine.hear(e.ReplicaGone(r.name, r.uid, CAUSES[0], "stopped"))
+            elif r.state in (State.LAUNCHED, State.RUNNING, State.LOST_TOUCH):
+                machine.hear(e.ReplicaStarted(r.name, r.uid or f"calm{len(machine.play.journal)}"))
                 held = [s for s in job.shards.leased.values() if s.worker == r.name]
                 holdings = tuple(e.Holding(s.id, s.attempt, s.next_batch) for s in held)
                 capacity = 2 if r.role == "worker" else 0
                 machine.hear(e.ReplicaJoined(r.name, r.incarnation or "calm", "at", holdings, capacity))
+            if r.role == "ps" and r.state is State.JOINED and r.name not in job.checkpoints.restored:
+                machine.hear(e.ServerRestored(r.name, job.checkpoints.timeline))
         leaving = [w for w, seat in job.shards.seats.items() if seat.leaving]
         for worker in leaving:
             machine.hear(e.ReplicaGone(worker, "", CAUSES[0], "left"))
@@ -377,14 +431,16 @@ def settle(machine: JobMachine) -> None:
         cut = job.cuts.active
         for server in job.cuts.servers if cut is not None else ():
             if cut is not None and cut.phase is Phase.CUTTING:
-                machine.hear(e.ServerCut(server, cut.number, "file"))
+                machine.hear(e.ServerCut(server, cut.number))
             elif cut is not None:
                 counters = {s.id: max(s.next_batch, cut.limits.get(s.id, 0)) for s in job.shards.open_training()}
                 machine.hear(e.ServerHeld(server, cut.number, tuple(counters.items())))
-        if job.publishing is not None:
-            machine.hear(e.CheckpointPublished("checkpoint"))
+        writing = job.checkpoints.writing
+        for server in job.checkpoints.servers if writing is not None else ():
+            machine.hear(e.ServerWrote(server, writing.cut if writing is not None else 0, "part"))
+        machine.publish(1)
         machine.hear(e.TimePassed(), after=1.0)
-        assert job.outcome or before[2] < len(machine.play.journal)
+        assert job.outcome or before < len(machine.play.journal)
     raise AssertionError("churn stopped and the job does not end")
 
 

@@ -9,14 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from elasticdl.core.checkpoints import Checkpoints
 from elasticdl.core.commands import Command, CutServers, GrantLease
 from elasticdl.core.cuts import Cuts, Phase
+from elasticdl.core.evaluation import Evaluation
 from elasticdl.core.events import Event, MasterStarted, ReplicaGone
 from elasticdl.core.job import Job, Terms
-from elasticdl.core.plan import Kind, Shard
+from elasticdl.core.plan import Kind, Position, Shard
 from elasticdl.core.replicas import CRASHED, PREEMPTED, Replicas, State
 from elasticdl.core.shards import Shards, WorkerLost
-from elasticdl.ps.ledger import Ledger, Push, Ruling, Verdict
+from elasticdl.ps.ledger import Entry, Ledger, Push, Ruling, Verdict
 from elasticdl.ps.rounds import Rounds
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.session import Session, Work
@@ -159,8 +161,8 @@ class CutWithoutComparing(Cuts):
 class CutWaitsForWhatIsQueued(Cuts):
     """What is leased counts as moving, though its worker stands before the barrier with another shard."""
 
-    def held(self, server: str, number: int, counters: Any, unclosed: Any, moving: Any) -> list[Command]:
-        return super().held(server, number, counters, unclosed, set(unclosed))
+    def held(self, server: str, number: int, counters: Any, unclosed: Any, moving: Any, *at: Any) -> list[Command]:
+        return super().held(server, number, counters, unclosed, set(unclosed), *at)
 
     def check(self, unclosed: Any, moving: Any) -> list[Command]:
         return []
@@ -320,6 +322,113 @@ def with_few_seats(s: Scenario) -> Scenario:
     return replace(synchronous(s), kill_workers_every=2.0, preempt_workers_every=3.0, workers=max(2, s.workers))
 
 
+# Servers that die.
+
+
+class SurvivorsDoNotGoBack(Server):
+    """Only the new server reads the checkpoint; the others keep what they have."""
+
+    def restore(self, restore: pb.Restore) -> None:
+        if not self.ledger.timeline or restore.timeline == self.ledger.timeline:
+            return super().restore(restore)
+        self.asked = self.ledger.timeline = restore.timeline
+        self.ledger.barrier = None
+        for o in restore.open:
+            self.ledger.entries.setdefault(o.shard, Entry(o.attempt, o.next_batch, o.batches))
+        self.world.say(self, pb.FromReplica(restored=pb.Restored(timeline=restore.timeline)))
+        return None
+
+
+class TimelineNotChecked(Ledger):
+    def judge(self, push: Push) -> Ruling:
+        return super().judge(replace(push, timeline=self.timeline))
+
+
+@dataclass
+class AttemptsStartAgain(Shards):
+    def go_back(self, to: Position) -> None:
+        super().go_back(to)
+        self.highest_attempt = self.attempts_before = 0
+        for s in self.waiting:
+            s.attempt = min(s.attempt, 1)
+
+
+class PositionOfPublishing(Job):
+    """Where the data stands is written down when the last part is on disk, not as it was at the cut."""
+
+    def _wrote(self, server: str, number: int, part: str, error: str, now: float) -> list[Command]:
+        if self.checkpoints.writing is not None:
+            self.checkpoints.writing.position = self.shards.position({})
+        return super()._wrote(server, number, part, error, now)
+
+
+@dataclass
+class PublishedWithTheFirstPart(Checkpoints):
+    def wrote(self, server: str, cut: int, part: str) -> list[Command]:
+        w = self.writing
+        if w is None or w.cut != cut or w.publishing:
+            return []
+        w.files[server], w.publishing = part, True
+        return self.unanswered()
+
+
+@dataclass
+class ServerLaunchedBeforeItIsGone(Replicas):
+    def replace(self, name: str, cause: str, reason: str, now: float, out: list[Command]) -> None:
+        super().replace(name, cause, reason, now, out)
+        r = self.replicas[name]
+        if r.role == "ps":
+            self._enter(r, State.GONE, now, reason)
+            self._vacate(r, cause, reason, (), now, out)
+
+
+@dataclass
+class MetricsOfOldTimelinesKept(Evaluation):
+    def go_back(self, version: int) -> None:
+        done = self.done
+        super().go_back(version)
+        self.done = done
+
+
+def with_checkpoints(kind: type[Checkpoints]) -> Parts:
+    def new(terms: Terms) -> Job:
+        job = Job.new(terms)
+        job.checkpoints = kind(job.checkpoints.servers, terms.schedule)
+        return job
+
+    return Parts(job=new)
+
+
+def with_evaluation(kind: type[Evaluation]) -> Parts:
+    def new(terms: Terms) -> Job:
+        job = Job.new(terms)
+        e = job.evaluation
+        job.evaluation = kind(e.records, e.every, e.minibatch, e.shard_records, next_at=e.every)
+        return job
+
+    return Parts(job=new)
+
+
+def with_dying_servers(s: Scenario) -> Scenario:
+    """Servers are lost again and again, checkpoints are frequent, and there is enough to train for both."""
+    return replace(
+        s, servers=max(2, s.servers), workers=max(2, s.workers), records=60, minibatch=1, epochs=3, validation=5,
+        evaluation_steps=3, kill_servers_every=3.0, preempt_servers_every=8.0, checkpoint_seconds=1.0,
+        checkpoint_steps=9, bad_records=(), max_step=0, stop_at=0.0, damage=0.0, full_disk=0.0,
+        weather=replace(s.weather, delay=0.05),
+    )  # fmt: skip
+
+
+def with_workers_that_miss_a_rollback(s: Scenario) -> Scenario:
+    """Cut off from the master for as long as a server takes to come back: they hold leases of the timeline before."""
+    dying = with_dying_servers(s)
+    return replace(
+        dying, cut_off_workers_every=1.0, kill_servers_every=5.0, preempt_servers_every=0.0, kill_workers_every=0.0,
+        preempt_workers_every=0.0, stall_workers_every=0.0, miss_events=0.0, workers=2, checkpoint_steps=0,
+        weather=replace(dying.weather, delay=0.01, loss=0.0, break_every=0.0),
+    )  # fmt: skip
+
+
 def with_bad_records(s: Scenario) -> Scenario:
     return replace(s, bad_records=(s.records // 2,), max_bad_records=10, stop_at=0.0, max_step=0)
 
@@ -378,4 +487,30 @@ MUTANTS: dict[str, Mutant] = {
     "waits-for-itself": Mutant(
         "a worker waits for a batch that it was given", Parts(session=WaitsForItself), 100, with_few_seats
     ),
-}
+    "survivors-stay": Mutant(
+        "only the new server goes back", Parts(server=SurvivorsDoNotGoBack), scenario=with_dying_servers
+    ),
+    "timeline-ignored": Mutant(
+        "servers do not check the timeline", Parts(ledger=TimelineNotChecked), scenario=with_dying_servers
+    ),
+    "attempts-again": Mutant(
+        "attempts start again after a rollback", with_shards(AttemptsStartAgain),
+        scenario=with_workers_that_miss_a_rollback
+    ),
+    "late-position": Mutant(
+        "a checkpoint's place in the data is taken when it is published", Parts(job=PositionOfPublishing.new),
+        scenario=with_dying_servers,
+    ),
+    "first-part": Mutant(
+        "a checkpoint is published with its first part", with_checkpoints(PublishedWithTheFirstPart),
+        scenario=with_dying_servers,
+    ),
+    "two-of-one-name": Mutant(
+        "a server is launched before the one of its name is gone", with_replicas(ServerLaunchedBeforeItIsGone),
+        scenario=with_dying_servers,
+    ),
+    "metrics-kept": Mutant(
+        "metrics of an older timeline are kept", with_evaluation(MetricsOfOldTimelinesKept),
+        scenario=with_dying_servers,
+    ),
+}  # fmt: skip

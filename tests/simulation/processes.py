@@ -159,6 +159,8 @@ class Server:
             for entry in list(self.waiting):
                 push, positions, answer = entry
                 ruling = self.ledger.judge(push)
+                if push.timeline != self.ledger.timeline and ruling.verdict is not Verdict.OVER:
+                    raise Violation(f"{self.name} stands on timeline {self.ledger.timeline} and judged {push}")
                 if ruling.verdict is Verdict.WAIT:
                     continue
                 self.waiting.remove(entry)

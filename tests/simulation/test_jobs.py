@@ -70,7 +70,8 @@ def test_every_kind_of_fault_really_happened(met: Counter[str]) -> None:
 def test_a_job_without_faults_is_not_disturbed_by_anything() -> None:
     world = simulate(Scenario(seed=1))
     assert world.outcome == ("succeeded", "all 80 records are trained")
-    assert (world.metrics[0], world.metrics[-1]) == (7, 28), "the first where it was due, the last of the last version"
+    assert world.metrics[0] in (7, 8), "where it was due, or one later where two servers had different batches"
+    assert world.metrics[-1] == 28, "the last of the last version"
     assert sorted(set(world.metrics)) == world.metrics
     disturbances = {kind for kind, n in world.faults.items() if n} - {"cut found unequal", "evaluation delayed"}
     assert not disturbances

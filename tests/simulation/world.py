@@ -138,6 +138,8 @@ class World:
             case c.LaunchReplica(role, index):
                 name = replica_name("sim", role, index)
                 there = name in self.uids and name not in self.exits
+                if there and role == "ps":
+                    raise Violation(f"{name} is launched while a process of that name is still there")
                 if not there and name not in self.asked:  # idempotent by name
                     self.asked.add(name)
                     self.clock.after(self.random.uniform(0.1, 2.0), lambda: self.launch(role, name))
@@ -176,6 +178,10 @@ class World:
                 self.damaged.add(directory)
         elif directory not in self.disk:
             raise Violation(f"there is nothing to publish as {directory}")
+        assert self.brain is not None
+        missing = set(self.brain.job.checkpoints.servers) - set(self.disk[directory])
+        if missing:
+            raise Violation(f"{directory} is published without the parts of {sorted(missing)}")
         first, *rest = self.disk[directory].values()
         trained = sum(first[1].values())
         if any(v != first for v in rest) or first[0] != command.position.version:
@@ -499,6 +505,9 @@ class World:
                 raise Violation(f"{server.name} lacks {sorted(expected - server.witness)[:5]}")
         if job.shards.version != plan.total_versions or job.shards.done_records != plan.total_records:
             raise Violation("the master's counts are wrong")
+        evaluated = [version for version, _ in job.evaluation.done]
+        if sorted(set(evaluated)) != evaluated:
+            raise Violation(f"metrics are kept of versions that never were: {evaluated}")
         if s.validation and (not job.evaluation.done or job.evaluation.done[-1][0] != plan.total_versions):
             raise Violation("the last evaluation is not of the last version")
 
