@@ -28,9 +28,9 @@ class Play:
 
     def __init__(
         self, records: int = 8, minibatch: int = 2, per_shard: int = 2, epochs: int = 1, workers: int = 1,
-        servers: int = 1, max_step: int = 0, budget: Budget | None = None, **terms: Any,
+        servers: int = 1, max_step: int = 0, budget: Budget | None = None, rounds: int = 0, **terms: Any,
     ) -> None:  # fmt: skip
-        plan = Plan(records, minibatch, per_shard, epochs, max_step)
+        plan = Plan(records, minibatch, per_shard, epochs, max_step, rounds)
         self.terms = Terms("j", workers, servers, plan, budget=budget or Budget(), **terms)
         self.job = Job.new(self.terms)
         self.now = 0.0

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elasticdl.errors import JobFailed
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
 from elasticdl.wire.frames import Op
 from tests.modes.whole import Outcome, WholeJob, whole_job, write_records
@@ -99,6 +100,28 @@ def test_a_killed_server_changes_not_one_bit(tmp_path: Path, data: Path) -> None
     )
     assert killed.status.timeline == 3, "nobody went back"
     killed.same(calm)
+
+
+def first_of(checkpoints: Path) -> str:
+    """The earliest checkpoint: later ones may not have been ready in time, since such a job takes a moment only."""
+    return str(min(checkpoints.glob("version-*"), key=lambda p: int(p.name.removeprefix("version-"))))
+
+
+def test_a_new_job_that_begins_at_a_checkpoint_ends_with_the_same_bits(tmp_path: Path, data: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    knobs = {"optimizer": "adam", "aux_params": {"normalized": "true"}}
+    whole = synchronous(tmp_path, TORCH, data, 2, checkpoint_dir=str(checkpoints), checkpoint_steps=1, **knobs)
+    for servers in (2, 3):
+        begin = first_of(checkpoints)
+        synchronous(tmp_path, TORCH, data, 3, checkpoint_dir_for_init=begin, num_ps_pods=servers, **knobs).same(whole)
+
+
+def test_a_checkpoint_belongs_to_its_mode(tmp_path: Path, data: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    synchronous(tmp_path, TORCH, data, 1, checkpoint_dir=str(checkpoints), checkpoint_steps=1)
+    begin = {"audit": True, "num_epochs": 2, "checkpoint_dir_for_init": first_of(checkpoints)}
+    with pytest.raises(JobFailed, match=r"has no meaning with another --grads_to_wait \(was 4\)"):
+        whole_job(tmp_path, TORCH, data, **begin)
 
 
 def test_a_tolerance_lets_workers_run_ahead_and_every_round_is_still_whole(tmp_path: Path, data: Path) -> None:

@@ -33,6 +33,7 @@ from elasticdl.master.actions import Actions
 from elasticdl.master.journal import Journal
 from elasticdl.master.main import terms_of
 from elasticdl.master.master import Master
+from elasticdl.master.resume import restored
 from elasticdl.ps.client import Client
 from elasticdl.ps.service import Service
 from elasticdl.wire import PROTOCOL
@@ -120,8 +121,11 @@ class WholeJob:
         self.training = open_source(spec, self.code(), str(spec.training_data), "training").describe()
         journal = Journal(self.tmp / f"{spec.job_name}.sqlite")
         env = {names.ENV_JOB_FILE: "f", names.ENV_TOKEN: TOKEN, names.ENV_MASTER_ADDR: ""}
+        job = Job.new(terms_of(spec, self.training.records, 0))
+        if spec.checkpoint_dir_for_init:
+            job = restored(job, Path(spec.checkpoint_dir_for_init), spec, self.training)
         self.master = Master(
-            Job.new(terms_of(spec, self.training.records, 0)), 0.0, journal, self.cluster,
+            job, 0.0, journal, self.cluster,
             Actions(spec, self.training, str(spec.checkpoint_dir), env), TOKEN, 1,
         )  # fmt: skip
         server = grpc.aio.server(options=SERVER_OPTIONS)

@@ -56,6 +56,28 @@ def test_leases_are_worked_on_in_the_order_granted() -> None:
     assert current(it).bad_records == (7,)
 
 
+def test_in_synchronous_training_the_earliest_batch_comes_first_and_calls_off_a_later_one() -> None:
+    it = session(grant("train/1/0"), grant("train/0/7"))
+    it.in_order = True
+    later = it.queue["train/1/0"]
+    assert current(it).shard == "train/0/7" and it.preceded(later) and not it.preceded(current(it))
+    it.receive(grant("evaluate/1/0"))
+    assert current(it).shard == "evaluate/1/0", "what is not training goes first"
+    assert not it.preceded(it.queue["train/0/7"]), "but it calls nothing off: no round waits for it"
+    it.in_order = False
+    assert not it.preceded(later)
+
+
+def test_batches_that_moved_nothing_are_told_with_progress_and_again_in_hello() -> None:
+    it = session(grant(batches=3))
+    work = current(it)
+    assert it.committed(work, 1, 0.5, skipped=True).progress.skipped == 1
+    assert it.committed(work, 2, 0.5).progress.skipped == 1
+    assert it.hello().hello.holdings[0].skipped == 1
+    it.committed(work, 3, 0.5, skipped=True)
+    assert it.hello().hello.holdings[0].skipped == 2, "finished, and not answered yet"
+
+
 def test_hello_says_who_speaks_what_it_wants_and_what_it_holds() -> None:
     it = session(grant())
     it.committed(current(it), 1, 0.5)
