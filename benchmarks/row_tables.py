@@ -72,14 +72,15 @@ def distinct(drawn: Sequence[Ids]) -> list[Ids]:
 def rates(
     contenders: Mapping[str, Callable[[int], object]], sizes: Sequence[int], rounds: int
 ) -> dict[str, dict[str, float]]:
-    """Million rows per second of each contender on every batch, all on one before the next: noise meets them alike.
+    """Million rows per second of each contender. They take turns, a fraction of a second each: what else the machine
+    does meets all alike, and each finds its own rows in the caches, as it would by itself.
 
     A contender is called with the number of the batch. The first round is for the caches and is not counted.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(rounds + 1):
-        for number, size in enumerate(sizes):
-            for name, work in contenders.items():
+        for name, work in contenders.items():
+            for number, size in enumerate(sizes):
                 start = time.perf_counter()
                 work(number)
                 if turn:
