@@ -80,6 +80,20 @@ def test_the_view_shows_progress_loss_metrics_replicas_and_decisions() -> None:
     assert text.rstrip().endswith("Ctrl-C stops with a checkpoint")
 
 
+def test_the_mode_and_batches_that_moved_nothing_are_shown_everywhere(tmp_path: Path) -> None:
+    mode = "synchronous (a step averages 4 batches)"
+    status = training(mode=mode, skipped_batches=3)
+    view = View("mnist")
+    view.update(status)
+    text = drawn(view, width=160)
+    assert f"epoch 2 of 2  {mode}" in text and "3 batches not finite, moved nothing" in text
+    ended = {"status": {"mode": mode, "skipped_batches": "3", "records_total": "10"}}
+    told = dict(summary.rows(ended, tmp_path))
+    assert told["mode"] == mode
+    assert told["batches that moved nothing"] == "3, since their gradients were not finite"
+    assert summary.status_json(status)["skipped_batches"] == 3
+
+
 def test_a_job_without_a_status_yet_is_starting() -> None:
     assert "mnist  starting" in drawn(View("mnist"))
 
