@@ -21,6 +21,7 @@ import psutil
 
 from elasticdl.data.recordio import RecordIOWriter
 from elasticdl.job.names import ENV_JOB_FILE, JobPaths
+from elasticdl.ps.snapshot import File
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "tests" / "models"
@@ -43,15 +44,15 @@ def flip_byte(file: Path, position: int) -> None:
     file.write_bytes(data)
 
 
-def write_manifest(checkpoint: Path, files: dict[str, str], **changes: object) -> None:
+def write_manifest(checkpoint: Path, files: dict[str, list[File]], **changes: object) -> None:
     """The manifest of a checkpoint at version 7, whose parts may or may not be there."""
     manifest = {
+        "cut": 1,
         "version": 7,
         "files": files,
         "open": {},
         "next": [0, 7],
         "done": {"0": [7, 224]},
-        "committed": {},
         "bad_records": [],
         "training_data": "another fingerprint",
         "minibatch_size": 32,

@@ -23,6 +23,7 @@ from elasticdl.cli.tail import Changes, LogReader
 from elasticdl.errors import UsageError
 from elasticdl.job.names import JobPaths
 from elasticdl.job.spec import JobSpec
+from elasticdl.ps.snapshot import checksum
 from tests.cli.launched import write_manifest
 
 # Names.
@@ -138,8 +139,50 @@ def test_the_newest_complete_checkpoint_of_a_folder_is_taken(tmp_path: Path) -> 
         (tmp_path / f"version-{version}").mkdir()
     for version in (9, 80):  # the newest was never finished
         write_manifest(tmp_path / f"version-{version}", {})
-    found, problems = preflight.find_checkpoint(spec_of(f"--checkpoint_dir_for_init={tmp_path}"))
-    assert (found, problems) == (tmp_path / "version-80", [])
+    (tmp_path / "j.cut-101.partial").mkdir()
+    (tmp_path / "version-110.gone").mkdir()
+    write_manifest(tmp_path / "version-110.gone", {})  # while it was being deleted
+    found, problems, notes = preflight.find_checkpoint(spec_of(f"--checkpoint_dir_for_init={tmp_path}"))
+    assert (found, problems, notes) == (tmp_path / "version-80", [], [])
+
+
+def with_part(checkpoint: Path, text: bytes) -> Path:
+    """A checkpoint with one part that is as it was written."""
+    checkpoint.mkdir()
+    part = checkpoint / "ps-0-of-1.0.safetensors"
+    part.write_bytes(text)
+    write_manifest(checkpoint, {"ps-0": [{"name": part.name, "bytes": len(text), "crc32c": checksum(part)}]})
+    return part
+
+
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it_and_that_is_said(tmp_path: Path) -> None:
+    parts = [with_part(tmp_path / f"version-{v}", b"rows") for v in (9, 80, 100)]
+    parts[2].write_bytes(b"rowz")
+    parts[1].write_bytes(b"row")
+    found, problems, notes = preflight.find_checkpoint(spec_of(f"--checkpoint_dir_for_init={tmp_path}"))
+    assert (found, problems) == (tmp_path / "version-9", [])
+    assert notes == [
+        f"{parts[2]}: this part of the checkpoint is damaged: its checksum is wrong. The checkpoint before it is used.",
+        f"{parts[1]}: this part of the checkpoint has 3 bytes, not 4. The checkpoint before it is used.",
+    ]
+
+
+def test_a_folder_with_only_damaged_checkpoints_is_refused_and_each_is_named(tmp_path: Path) -> None:
+    for version in (9, 80):
+        with_part(tmp_path / f"version-{version}", b"rows").unlink()
+    found, problems, notes = preflight.find_checkpoint(spec_of(f"--checkpoint_dir_for_init={tmp_path}"))
+    assert found is None and notes == []
+    assert ["version-80" in p.what for p in problems] == [True, False], [p.what for p in problems]
+
+
+def test_a_checkpoint_that_is_named_outright_is_taken_or_refused_and_no_other(tmp_path: Path) -> None:
+    with_part(tmp_path / "version-9", b"rows")
+    part = with_part(tmp_path / "version-80", b"rows")
+    flag = f"--checkpoint_dir_for_init={tmp_path / 'version-80'}"
+    assert preflight.find_checkpoint(spec_of(flag)) == (tmp_path / "version-80", [], [])
+    part.write_bytes(b"rowz")
+    found, (problem,), notes = preflight.find_checkpoint(spec_of(flag))
+    assert found is None and notes == [] and "its checksum is wrong" in problem.what
 
 
 # The command to go on with.

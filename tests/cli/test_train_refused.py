@@ -282,9 +282,11 @@ def test_a_state_directory_that_cannot_be_used_is_named(ask: Asking, tmp_path: P
 
 
 def test_a_checkpoint_without_all_its_parts_is_refused(ask: Asking, tmp_path: Path) -> None:
-    write_manifest(tmp_path / "checkpoints" / "version-7", {"ps-0": "ps-0-of-1.safetensors"})
+    checkpoint = tmp_path / "checkpoints" / "version-7"
+    write_manifest(checkpoint, {"ps-0": [{"name": "ps-0-of-1.0.safetensors", "bytes": 1, "crc32c": 1}]})
     complaint = ask.refusal(f"--checkpoint_dir_for_init={tmp_path / 'checkpoints'}")
-    assert "the checkpoint is not complete, ps-0-of-1.safetensors is missing" in complaint
+    part = checkpoint / "ps-0-of-1.0.safetensors"
+    assert f"{part}: this part of the checkpoint cannot be read (No such file or directory)" in complaint
 
 
 def test_a_checkpoint_of_other_data_or_another_order_is_refused(ask: Asking, tmp_path: Path) -> None:
