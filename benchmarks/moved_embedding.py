@@ -1,7 +1,7 @@
 """An embedding as a dense variable and as a table on the servers: what a step costs with each, by its size.
 
 One worker, two servers, Adagrad, batches of 1,024 x 10 ids: the model is pulled and its gradients are pushed as a
-worker does it; nothing is computed. The size at which the table becomes cheaper is what --table_threshold_bytes is about.
+worker does it; nothing is computed. The size at which the table becomes cheaper is what --table_threshold_bytes means.
 """
 
 from __future__ import annotations

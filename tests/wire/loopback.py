@@ -11,7 +11,7 @@ import grpc
 
 from elasticdl.core import events as e
 from elasticdl.master.servicer import Streams
-from elasticdl.wire import auth
+from elasticdl.wire import PROTOCOL, auth
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import ControlStub, add_ControlServicer_to_server
 from elasticdl.wire.link import OPTIONS, SERVER_OPTIONS, Link
@@ -20,7 +20,7 @@ TOKEN = "the secret of this job"
 NAME = "elasticdl-j-worker-0"
 
 
-def hello(name: str = NAME, incarnation: str = "one", protocol: int = 1, **more: Any) -> pb.FromReplica:
+def hello(name: str = NAME, incarnation: str = "one", protocol: int = PROTOCOL, **more: Any) -> pb.FromReplica:
     return pb.FromReplica(hello=pb.Hello(protocol=protocol, replica=name, incarnation=incarnation, **more))
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from elasticdl.core import events as e
 from elasticdl.errors import Refused, Unreachable
+from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.link import OPTIONS
 from tests.wire.loopback import NAME, TOKEN, Hall, Proxy, Replica, hello, progress, raw_stream
@@ -54,7 +55,7 @@ def test_hello_comes_first_and_is_answered_with_welcome(run: Run) -> None:
         ("", hello, "not the token of this job"),
         (TOKEN, lambda: hello(name="elasticdl-j-worker-9"), "elasticdl-j-worker-9 is not expected"),
         (TOKEN, lambda: hello(incarnation="zero"), "another process took its place"),
-        (TOKEN, lambda: hello(protocol=7), "speaks protocol 7, this master 1: use one version of ElasticDL"),
+        (TOKEN, lambda: hello(protocol=7), f"speaks protocol 7, this master {PROTOCOL}: use one version of ElasticDL"),
         (TOKEN, lambda: progress(1), "a stream starts with Hello"),
     ],
 )
