@@ -128,7 +128,7 @@ class JobOfServers(JobState):
         if self.shards.paused:
             newest = self.checkpoints.newest
             if not newest.directory:
-                lost = "what was trained is lost with a server" if self.repeated else "nothing was trained yet"
+                lost = "what was trained is lost with a server" if self.rollbacks else "nothing was trained yet"
                 return [FinishJob(STOPPED, f"{reason}; {lost}")]
             self.checkpoint = newest.directory
             return [FinishJob(STOPPED, f"{reason}; the checkpoint holds version {newest.position.version}")]
