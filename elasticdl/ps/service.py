@@ -268,7 +268,7 @@ class Service:
             self._waiting[key] = Waiting(sender, header, body, since)
             return None
         if header.op is Op.PULL:
-            if header.start > self.ledger.version:
+            if header.start > self.ledger.version and not header.view:  # what is pinned is there, or never will be
                 self._early[sender] = header
                 return None
             return self._pull(sender, header)

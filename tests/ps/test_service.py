@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,15 @@ def test_wrong_tables_views_and_timelines_are_refused(server: Server) -> None:
     assert raw.over(Op.PULL, timeline=0) == "timeline 0 is over; it is 1 now"
     assert raw.over(Op.PUSH, timeline=9) == "timeline 9 is over; it is 1 now"
     assert raw.over(Op.DECLARE, timeline=2) == "timeline 2 is over; it is 1 now"
+
+
+def test_a_pull_of_a_later_version_waits_for_it_but_not_one_of_a_view_that_is_not_there(server: Server) -> None:
+    servers, trainer, raw = server
+    assert raw.refused(Op.PULL, start=1, view=7) == "view 7 is not pinned here"
+    asking = ThreadPoolExecutor(1).submit(raw.ask, Op.PULL, start=1)
+    trainer.step()
+    assert asking.result(10)[0].view == 1, "answered once the version is there"
+    assert not servers.failures
 
 
 def test_wrong_numbers_of_frames_and_bytes_are_refused(server: Server) -> None:
