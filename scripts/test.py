@@ -27,6 +27,11 @@ def _pytest(*paths: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "pytest", "-q", *paths)
 
 
+def _on_both_cores(*paths: str) -> tuple[str, ...]:
+    """For tests that wait for nobody: each file in one of two processes. Whole jobs have the machine to themselves."""
+    return (*_pytest(*paths), "-n", "2", "--dist", "loadfile")
+
+
 def _tool(name: str, *args: str) -> tuple[str, ...]:
     return (str(Path(sys.executable).with_name(name)), *args)
 
@@ -42,12 +47,12 @@ LEVELS = (
             _tool("lint-imports"),
         ),
     ),
-    Level("core", 60, (_pytest("tests/core", "tests/simulation"),)),
+    Level("core", 60, (_on_both_cores("tests/core", "tests/simulation"),)),
     Level("job", 15, (_pytest("tests/job"),)),
-    Level("data", 40, (_pytest("tests/data"),)),
-    Level("wire", 90, (_pytest("tests/wire", "tests/ps", "tests/master", "tests/worker"),)),
+    Level("data", 40, (_on_both_cores("tests/data"),)),
+    Level("wire", 90, (_on_both_cores("tests/wire", "tests/ps", "tests/master", "tests/worker", "tests/modes"),)),
     Level("cluster", 40, (_pytest("tests/cluster"),)),
-    Level("frameworks", 90, (_pytest("tests/frameworks"),)),
+    Level("frameworks", 90, (_on_both_cores("tests/frameworks"),)),
     Level("docs", 10, (_pytest("tests/docs"),)),
     Level("cli", 170, (_pytest("tests/cli"),)),
     Level("processes", 260, (_pytest("tests/processes"),)),
