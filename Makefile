@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt $(wildcard native/*)
+BENCHMARKS := $(filter-out %_peer.py %_peers.py %_tables.py %/ps_servers.py, $(wildcard benchmarks/*.py))
+CHAOS ?= --runs 100 --metric_runs 3
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test lint test-kills test-chaos test-zoo test-backends bench docs clean
@@ -21,7 +23,7 @@ test-kills: $(VENV)/.dev  ## 20 jobs whose workers are killed, 5 whose master is
 	$(BIN)/python -m tests.processes.kills --runs 20 --master_runs 5 --report build/kills.json
 
 test-chaos: $(VENV)/.dev  ## 100 jobs under seeded chaos, each audited; a real model's metric under chaos against its spread.
-	$(BIN)/python -m tests.processes.chaos --runs 100 --metric_runs 3 --report build/chaos.json
+	$(BIN)/python -m tests.processes.chaos $(CHAOS) --report build/chaos.json
 
 test-zoo: $(VENV)/.dev  ## Whole MNIST jobs: one worker, two, and one killed every few seconds.
 	$(BIN)/python -m pytest -q tests/zoo -m long
@@ -32,8 +34,9 @@ test-backends: $(VENV)-jax/.ready $(VENV)-tensorflow/.ready  ## The Trainable co
 	KERAS_BACKEND=tensorflow $(VENV)-tensorflow/bin/python -m pytest -q tests/frameworks/test_backends.py
 	KERAS_BACKEND=tensorflow $(VENV)-tensorflow/bin/python -m pytest -q tests/zoo/test_jobs.py -k deepfm
 
-bench: $(VENV)/.dev  ## Every claim about speed, measured on this machine; results go to benchmarks/results.
-	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+bench: $(VENV)/.dev  ## Every claim about speed, measured on this machine; --out FILE of a script keeps its results.
+	$(PIP) -e '.[bench]'
+	for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 docs: $(VENV)/.dev
 	$(BIN)/python scripts/make_reference.py
