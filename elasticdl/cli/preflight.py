@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -55,6 +57,25 @@ def check_checkpoint_dir(spec: JobSpec) -> list[Problem]:
     if not spec.checkpoint_dir:
         return []
     return _writable("--checkpoint_dir", spec.checkpoint_dir, Path(spec.checkpoint_dir).expanduser())
+
+
+def claim_checkpoint_dir(spec: JobSpec, held: contextlib.ExitStack) -> list[Problem]:
+    """Make the folder of the checkpoints this job's own for as long as it runs: two jobs would mix theirs up."""
+    path = Path(str(spec.checkpoint_dir)).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = held.enter_context((path / ".job").open("a+"))
+    except OSError as error:
+        what = f"checkpoints cannot be kept here: {error.strerror or error}"
+        return [Problem("--checkpoint_dir", str(path), what, "Choose another place.")]
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        what = "another job that runs keeps its checkpoints here"
+        return [Problem("--checkpoint_dir", str(path), what, "Choose another place, or wait for its end.")]
+    except OSError:  # a file system without locks
+        return []
+    return []
 
 
 def _is_export(path: Path) -> bool:

@@ -105,6 +105,10 @@ async def _prepare(spec: JobSpec, console: Console, held: contextlib.ExitStack) 
         problems += preflight.check_data_of_checkpoint(spec, checkpoint, checked.datasets)
     if problems or claimed is None or port is None:
         raise UsageError(problems)
+    if Path(str(spec.checkpoint_dir)) != paths.checkpoint:  # its own one nobody else has
+        problems = preflight.claim_checkpoint_dir(spec, held)
+        if problems:
+            raise UsageError(problems)
     if checkpoint is not None:
         spec = spec.with_values(checkpoint_dir_for_init=str(checkpoint))
         notes.append(f"Starting from the checkpoint in {checkpoint}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import socket
 import sys
@@ -306,3 +307,12 @@ def test_a_refused_job_leaves_an_earlier_one_of_its_name_alone(ask: Asking, tmp_
     ask.refusal(f"--training_data={tmp_path / 'missing'}")
     assert (root / "launcher.pid").read_text() == "1\n2.0\n"
     assert (root / "result.json").exists()
+
+
+def test_a_checkpoint_folder_that_another_running_job_uses_is_refused(tmp_path: Path, ask: Asking) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    with (folder / ".job").open("a+") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        complaint = ask.refusal(f"--checkpoint_dir={folder}")
+    assert f"--checkpoint_dir={folder}: another job that runs keeps its checkpoints here" in complaint
