@@ -8,7 +8,7 @@ BENCHMARKS := $(filter-out %_peer.py %_peers.py %_tables.py %/ps_servers.py, $(w
 CHAOS ?= --runs 100 --metric_runs 3
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint test-kills test-chaos test-zoo test-backends bench docs clean
+.PHONY: demo test lint test-kills test-chaos test-jobs test-zoo test-backends bench docs clean
 
 demo: $(VENV)/.demo  ## Train MNIST on local processes and kill workers on the way.
 	$(BIN)/python scripts/demo.py
@@ -24,6 +24,9 @@ test-kills: $(VENV)/.dev  ## 20 jobs whose workers are killed, 5 whose master is
 
 test-chaos: $(VENV)/.dev  ## 100 jobs under seeded chaos, each audited; a real model's metric under chaos against its spread.
 	$(BIN)/python -m tests.processes.chaos $(CHAOS) --report build/chaos.json
+
+test-jobs: $(VENV)/.dev  ## Whole jobs that make test has no time for.
+	$(BIN)/python -m pytest -q tests/processes -m long
 
 test-zoo: $(VENV)/.dev  ## Whole MNIST jobs: one worker, two, and one killed every few seconds.
 	$(BIN)/python -m pytest -q tests/zoo -m long

@@ -24,7 +24,7 @@ def test_every_fault_point_there_is_is_armed_by_some_seed() -> None:
     assert armed == set(faults.POINTS)
 
 
-@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("seed", [3])  # `make test-chaos` runs a hundred
 def test_a_disturbed_job_trains_every_record_exactly_once_and_leaves_nothing_behind(tmp_path: Path, seed: int) -> None:
     run = chaos_run(tmp_path, seed, print)
     assert sum(n for kinds in run.delivered.values() for n in kinds.values()) >= 3, "hardly anything was delivered"

@@ -12,6 +12,7 @@ from tests.processes.harness import check_witness, start_witness
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.long
 def test_an_encrypted_job_trains_every_record_and_workers_never_see_the_secret_key(tmp_path: Path) -> None:
     job = start_witness(tmp_path, "encrypted", "--encrypt_data_plane=true", records=4000, epochs=1)
     job.wait_until(lambda status: any(r.leases for r in status.replicas if r.role == "worker"))

@@ -41,6 +41,7 @@ def test_every_step_takes_the_rate_of_its_version(tmp_path: Path) -> None:
     assert "Learning rate: LearningRateScheduler(rate_of)" in logs
 
 
+@pytest.mark.long
 def test_every_record_is_trained_at_the_rate_of_each_epoch(tmp_path: Path) -> None:
     job = start_witness(tmp_path, "epochs", "--callbacks=by_epoch", model="scheduled", records=200, epochs=3)
     rows, scalars = _model(job, tmp_path, "epochs")

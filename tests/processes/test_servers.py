@@ -94,6 +94,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_is_used(tmp_path:
             verify(directory, [f for files in read_manifest(directory)["files"].values() for f in files])
 
 
+@pytest.mark.long
 def test_a_job_that_was_killed_with_everything_goes_on_with_another_number_of_servers(tmp_path: Path) -> None:
     home = tmp_path / "kept"
     job = start_witness(

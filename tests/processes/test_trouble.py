@@ -31,7 +31,7 @@ def _status(result: dict[str, object]) -> dict[str, object]:
 def test_a_record_that_crashes_workers_is_found_and_fails_the_job_by_name(tmp_path: Path, crash: str) -> None:
     code, result = _touchy(tmp_path, "345", crash).finish()
     assert code == 1
-    assert "record 45 of part-1.recordio crashes its worker" in str(result["reason"])
+    assert "record 45 of part-1.recordio cannot be trained" in str(result["reason"])
     if crash == "raise":
         assert "ValueError: cannot read record 345" in str(result["reason"])
         assert "touchy.py" in str(result["reason"]) and "elasticdl/worker" not in str(result["reason"])
