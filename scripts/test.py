@@ -39,7 +39,7 @@ def _tool(name: str, *args: str) -> tuple[str, ...]:
 LEVELS = (
     Level(
         "lint",
-        60,
+        30,
         (
             _tool("ruff", "check", "."),
             _tool("ruff", "format", "--check", "."),
@@ -47,15 +47,15 @@ LEVELS = (
             _tool("lint-imports"),
         ),
     ),
-    Level("core", 60, (_on_both_cores("tests/core", "tests/simulation"),)),
-    Level("job", 15, (_pytest("tests/job"),)),
-    Level("data", 40, (_on_both_cores("tests/data"),)),
-    Level("wire", 90, (_on_both_cores("tests/wire", "tests/ps", "tests/master", "tests/worker", "tests/modes"),)),
-    Level("cluster", 40, (_pytest("tests/cluster"),)),
-    Level("frameworks", 90, (_on_both_cores("tests/frameworks"),)),
+    Level("core", 75, (_on_both_cores("tests/core", "tests/simulation"),)),
+    Level("job", 10, (_pytest("tests/job"),)),
+    Level("data", 25, (_on_both_cores("tests/data"),)),
+    Level("wire", 80, (_on_both_cores("tests/wire", "tests/ps", "tests/master", "tests/worker", "tests/modes"),)),
+    Level("cluster", 30, (_pytest("tests/cluster"),)),
+    Level("frameworks", 115, (_on_both_cores("tests/frameworks"),)),
     Level("docs", 10, (_pytest("tests/docs"),)),
-    Level("cli", 170, (_pytest("tests/cli"),)),
-    Level("processes", 260, (_pytest("tests/processes"),)),
+    Level("cli", 165, (_pytest("tests/cli"),)),
+    Level("processes", 250, (_pytest("tests/processes"),)),
     Level("zoo", 105, (_pytest("tests/zoo"),)),
 )
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -140,8 +142,15 @@ def test_workers_are_not_given_the_secret_key() -> None:
     assert Keys.new() != keys
 
 
-def test_clients_on_this_machine_use_its_socket_and_others_tcp(tmp_path: Path) -> None:
-    tmp_path = tmp_path / "with a space"
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose name leaves room for a socket's: the system allows some hundred characters in all."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_clients_on_this_machine_use_its_socket_and_others_tcp(short_path: Path) -> None:
+    tmp_path = short_path / "with a space"
     tmp_path.mkdir()
     with serving(2, directory=tmp_path) as servers, training(servers, SGD) as trainer:
         ways = [nearest(a) for a in servers.addresses]
