@@ -5,7 +5,7 @@
 One worker, two servers, each a process of its own; 8192 x 26 ids of a table of 10 M rows x 16 with Adagrad, uniform or
 by Zipf's law. A step makes the ids distinct, pulls dense values and rows, and pushes as many gradients. Beside it the
 same step through plain gRPC servers as people write them: protobuf messages with ids and rows as bytes, the table a
-numpy array indexed by the id itself (no hashing), Adagrad in numpy. Medians of one run; the two take turns.
+numpy array indexed by the id itself (no hashing), Adagrad in numpy. Medians of one run.
 """
 
 from __future__ import annotations

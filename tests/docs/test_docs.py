@@ -159,11 +159,12 @@ def test_the_readme_speaks_of_speeds_that_were_measured() -> None:
     kills = json.loads((ROOT / "benchmarks" / "results" / "kills.json").read_text())
     jobs = f"{len(kills['runs'])} jobs with {kills['workers_killed']} workers and {kills['masters_killed']} masters"
     assert jobs in (ROOT / "README.md").read_text()
-    runs = (ROOT / "benchmarks" / "results" / "row_store.md").read_text()
-    for row, words in (("pull", "pulled"), ("push_unique", "pushed")):
-        [cells] = re.findall(rf"^\| {row} \|(.+)\|$", runs, re.MULTILINE)
-        quiet = cells.split("|")[0].split()[0]
-        assert re.search(rf"{quiet} million(?: rows/s)? {words}", (ROOT / "README.md").read_text())
+    for name, words in (("pull", "pulled"), ("push", "pushed")):
+        run = json.loads((ROOT / "benchmarks" / "results" / f"row_store_{name}.json").read_text())
+        median = run["uniform"]["million rows/s"]["row store"]["median"]
+        assert re.search(rf"{median:.1f} million(?: rows/s)? {words}", (ROOT / "README.md").read_text())
+    snapshots = json.loads((ROOT / "benchmarks" / "results" / "ps_snapshots.json").read_text())
+    assert f"pushes wait {snapshots['pause_ms_median']:.0f} ms" in (ROOT / "README.md").read_text()
 
 
 # Names.
