@@ -218,10 +218,15 @@ def test_the_local_loop_learns_rows(linear: Case) -> None:
 def test_initial_values_are_equal_in_every_process_of_one_seed() -> None:
     names = [f"{model}_{form}" for model in ("linear", "digits") for form in FORMS]
     program = [sys.executable, "-m", "tests.frameworks.models.initial_values", str(MODELS), *names]
-    environment = os.environ | {"PYTHONHASHSEED": "1"}
-    done = subprocess.run(program, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
+    processes = [
+        subprocess.Popen(
+            program, cwd=REPOSITORY, env=os.environ | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True
+        )
+        for seed in ("1", "2")
+    ]
     here = {name: digest(str(MODELS), name, 7) for name in names}
-    assert dict(line.split() for line in done.stdout.splitlines()) == here
+    elsewhere = [dict(line.split() for line in p.communicate(timeout=120)[0].splitlines()) for p in processes]
+    assert elsewhere[0] == elsewhere[1] == here
     assert all(digest(str(MODELS), name, 8) != here[name] for name in names)
 
 
