@@ -26,11 +26,15 @@ def measure(kind: str, plain: row_peers.DictOfRows, rows: int, dim: int, count: 
     out = np.empty((row_tables.BATCH, dim), np.float32)
     contenders = {"row store": lambda n: store.pull(drawn[n], out), **row_peers.known_slots(rows, dim, drawn, out)}
     found = row_tables.rates(contenders, [row_tables.BATCH] * count, rounds)
-    found |= row_tables.rates({"dict of numpy rows": lambda n: plain.pull(drawn[n], out)}, [row_tables.BATCH] * 2, 1)
+    dicts = {
+        "dict of numpy rows": lambda n: plain.pull_stacked(drawn[n]),
+        "dict of numpy rows, into a given array": lambda n: plain.pull(drawn[n], out),
+    }
+    found |= row_tables.rates(dicts, [row_tables.BATCH] * 2, 2)
     best = max((name for name in found if name.startswith("slots known")), key=lambda name: found[name]["median"])
     return {
         "million rows/s": found,
-        "times a dict of numpy rows": row_tables.ratio(found, "row store", "dict of numpy rows"),
+        **{f"times a {name}": row_tables.ratio(found, "row store", name) for name in dicts},
         f"of {best}": row_tables.ratio(found, "row store", best),
     }
 

@@ -8,6 +8,8 @@ namespace {
 
 constexpr size_t kBucketsAhead = 24;
 constexpr size_t kRowsAhead = 24;
+// Rows that are moved span two lines or more: the second cache keeps more of them in flight than the first can ask for.
+constexpr size_t kMovedAhead = 32;
 constexpr size_t kMergeAhead = 16;
 constexpr size_t kLine = 64;
 constexpr size_t kMaxLines = 8;  // beyond these the processor's own prefetcher has noticed
@@ -19,9 +21,11 @@ inline size_t lines_of(size_t bytes) {
   return lines < kMaxLines ? lines : kMaxLines;
 }
 
+// Locality as __builtin_prefetch has it: 3 brings the row into every cache, 2 into the second level only.
+template <int Locality>
 inline void prefetch_row(const RowsHead& rows, uint32_t slot, size_t lines) {
   const char* row = row_address(rows, slot);
-  for (size_t line = 0; line < lines; ++line) __builtin_prefetch(row + line * kLine);
+  for (size_t line = 0; line < lines; ++line) __builtin_prefetch(row + line * kLine, 0, Locality);
 }
 
 inline const Bucket* first_bucket(const IndexHead& index, uint64_t hash) {
@@ -73,9 +77,9 @@ void gather_rows(const RowsHead& rows, const uint32_t* slots, size_t n, float* o
   const size_t dim = Dim != 0 ? Dim : rows.dim;
   const size_t lines = lines_of(dim * sizeof(float));
   const size_t lead = n < kRowsAhead ? n : kRowsAhead;
-  for (size_t i = 0; i < lead; ++i) prefetch_row(rows, slots[i], lines);
+  for (size_t i = 0; i < lead; ++i) prefetch_row<3>(rows, slots[i], lines);
   for (size_t i = 0; i < n; ++i) {
-    if (i + kRowsAhead < n) prefetch_row(rows, slots[i + kRowsAhead], lines);
+    if (i + kRowsAhead < n) prefetch_row<3>(rows, slots[i + kRowsAhead], lines);
     copy(out + i * dim, reinterpret_cast<const float*>(row_address(rows, slots[i])), dim);
   }
 }
@@ -276,10 +280,10 @@ void apply_rows(const RowsHead& rows, const uint32_t* slots, const float* gradie
   const Mover<R, Prepared> mover(step);
   const size_t dim = Dim != 0 ? Dim : rows.dim;
   const size_t lines = lines_of(dim * (1 + slots_of(R)) * sizeof(float));
-  const size_t lead = n < kRowsAhead ? n : kRowsAhead;
-  for (size_t i = 0; i < lead; ++i) prefetch_row(rows, slots[i], lines);
+  const size_t lead = n < kMovedAhead ? n : kMovedAhead;
+  for (size_t i = 0; i < lead; ++i) prefetch_row<2>(rows, slots[i], lines);
   for (size_t i = 0; i < n; ++i) {
-    if (i + kRowsAhead < n) prefetch_row(rows, slots[i + kRowsAhead], lines);
+    if (i + kMovedAhead < n) prefetch_row<2>(rows, slots[i + kMovedAhead], lines);
     float* row = reinterpret_cast<float*>(row_address(rows, slots[i]));
     mover.span(row, row + dim, dim, sources != nullptr ? sources[i] : gradients + i * dim, dim);
   }
