@@ -8,7 +8,9 @@ ElasticDLError
 │   └── ScheduleError   its learning-rate schedule raised or gave no rate: no other record helps
 └── WireError       talking to another process of the job failed
     ├── Refused         the other side said no, and says why: retrying does not help
-    └── Unreachable     no answer within the deadline
+    ├── Unreachable     no answer within the deadline
+    ├── CalledOff       a collective was given up because the world changes
+    └── GroupBroken     a collective failed: a peer is gone, or cannot be reached
 """
 
 from __future__ import annotations
@@ -88,3 +90,15 @@ class Refused(WireError):
 
 class Unreachable(WireError):
     """No answer within the deadline."""
+
+
+class CalledOff(WireError):
+    """A collective was given up because the world changes."""
+
+
+class GroupBroken(WireError):
+    """A collective failed: a peer is gone, or cannot be reached; `suspects` names those that may be to blame."""
+
+    def __init__(self, what: str, suspects: Sequence[str] = ()) -> None:
+        self.suspects = tuple(suspects)
+        super().__init__(what)

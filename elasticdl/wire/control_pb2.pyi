@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromReplica(_message.Message):
-    __slots__ = ("hello", "progress", "completed", "failed", "returned", "leaving", "held", "frozen", "unfit", "wrote", "restored")
+    __slots__ = ("hello", "progress", "completed", "failed", "returned", "leaving", "held", "frozen", "unfit", "wrote", "restored", "confirmed", "broken", "pulse", "stored", "evaluated", "exported", "formed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,13 @@ class FromReplica(_message.Message):
     UNFIT_FIELD_NUMBER: _ClassVar[int]
     WROTE_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
+    PULSE_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    EXPORTED_FIELD_NUMBER: _ClassVar[int]
+    FORMED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     progress: Progress
     completed: Completed
@@ -29,10 +36,17 @@ class FromReplica(_message.Message):
     unfit: Unfit
     wrote: Wrote
     restored: Restored
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ..., unfit: _Optional[_Union[Unfit, _Mapping]] = ..., wrote: _Optional[_Union[Wrote, _Mapping]] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ...) -> None: ...
+    confirmed: Confirmed
+    broken: Broken
+    pulse: Pulse
+    stored: Stored
+    evaluated: Evaluated
+    exported: Exported
+    formed: Formed
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ..., unfit: _Optional[_Union[Unfit, _Mapping]] = ..., wrote: _Optional[_Union[Wrote, _Mapping]] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "replica", "incarnation", "address", "capacity", "holdings", "timeline")
+    __slots__ = ("protocol", "replica", "incarnation", "address", "capacity", "holdings", "timeline", "generation", "state", "fingerprint", "evaluations", "wrote", "exported")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +54,12 @@ class Hello(_message.Message):
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    WROTE_FIELD_NUMBER: _ClassVar[int]
+    EXPORTED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     replica: str
     incarnation: str
@@ -47,7 +67,13 @@ class Hello(_message.Message):
     capacity: int
     holdings: _containers.RepeatedCompositeFieldContainer[Holding]
     timeline: int
-    def __init__(self, protocol: _Optional[int] = ..., replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., capacity: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., timeline: _Optional[int] = ...) -> None: ...
+    generation: int
+    state: StateName
+    fingerprint: str
+    evaluations: _containers.RepeatedCompositeFieldContainer[Evaluated]
+    wrote: _containers.RepeatedCompositeFieldContainer[Wrote]
+    exported: str
+    def __init__(self, protocol: _Optional[int] = ..., replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., capacity: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., timeline: _Optional[int] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., fingerprint: _Optional[str] = ..., evaluations: _Optional[_Iterable[_Union[Evaluated, _Mapping]]] = ..., wrote: _Optional[_Iterable[_Union[Wrote, _Mapping]]] = ..., exported: _Optional[str] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("shard", "attempt", "next_batch", "completed", "result", "skipped")
@@ -165,8 +191,92 @@ class Restored(_message.Message):
     error: str
     def __init__(self, timeline: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
+class StateName(_message.Message):
+    __slots__ = ("generation", "step")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Confirmed(_message.Message):
+    __slots__ = ("generation", "state")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    state: StateName
+    def __init__(self, generation: _Optional[int] = ..., state: _Optional[_Union[StateName, _Mapping]] = ...) -> None: ...
+
+class Broken(_message.Message):
+    __slots__ = ("generation", "step", "error", "suspects")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    error: str
+    suspects: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., error: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Pulse(_message.Message):
+    __slots__ = ("generation", "step", "phase", "seconds", "loss", "has_loss", "step_seconds")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    HAS_LOSS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    phase: str
+    seconds: float
+    loss: float
+    has_loss: bool
+    step_seconds: float
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., step_seconds: _Optional[float] = ...) -> None: ...
+
+class Stored(_message.Message):
+    __slots__ = ("generation", "key", "value")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    key: str
+    value: bytes
+    def __init__(self, generation: _Optional[int] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class Evaluated(_message.Message):
+    __slots__ = ("version", "metrics")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    metrics: str
+    def __init__(self, version: _Optional[int] = ..., metrics: _Optional[str] = ...) -> None: ...
+
+class Exported(_message.Message):
+    __slots__ = ("directory", "error")
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    directory: str
+    error: str
+    def __init__(self, directory: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class Formed(_message.Message):
+    __slots__ = ("generation", "build_seconds", "copy_seconds", "copied_bytes")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BUILD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COPY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    build_seconds: float
+    copy_seconds: float
+    copied_bytes: int
+    def __init__(self, generation: _Optional[int] = ..., build_seconds: _Optional[float] = ..., copy_seconds: _Optional[float] = ..., copied_bytes: _Optional[int] = ...) -> None: ...
+
 class ToReplica(_message.Message):
-    __slots__ = ("welcome", "members", "grant", "revoke", "close", "hold", "advance", "freeze", "release", "drop_view", "shutdown", "opened", "open_shards", "close_shard", "close_epoch", "restore", "settle")
+    __slots__ = ("welcome", "members", "grant", "revoke", "close", "hold", "advance", "freeze", "release", "drop_view", "shutdown", "opened", "open_shards", "close_shard", "close_epoch", "restore", "settle", "proposal", "start", "stored", "save", "export")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +294,11 @@ class ToReplica(_message.Message):
     CLOSE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     SETTLE_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
+    EXPORT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     members: Members
     grant: Grant
@@ -201,7 +316,12 @@ class ToReplica(_message.Message):
     close_epoch: CloseEpoch
     restore: Restore
     settle: Settle
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., drop_view: _Optional[_Union[DropView, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., open_shards: _Optional[_Union[OpenShards, _Mapping]] = ..., close_shard: _Optional[_Union[CloseShard, _Mapping]] = ..., close_epoch: _Optional[_Union[CloseEpoch, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ...) -> None: ...
+    proposal: Proposal
+    start: Start
+    stored: Stored
+    save: Save
+    export: Export
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., drop_view: _Optional[_Union[DropView, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., open_shards: _Optional[_Union[OpenShards, _Mapping]] = ..., close_shard: _Optional[_Union[CloseShard, _Mapping]] = ..., close_epoch: _Optional[_Union[CloseEpoch, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("master_epoch",)
@@ -364,6 +484,53 @@ class Shutdown(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Proposal(_message.Message):
+    __slots__ = ("generation", "members", "urgent", "reason")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    URGENT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    members: _containers.RepeatedScalarFieldContainer[str]
+    urgent: bool
+    reason: str
+    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., urgent: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("generation", "members", "state", "copies", "directory")
+    class CopiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    members: _containers.RepeatedScalarFieldContainer[str]
+    state: StateName
+    copies: _containers.ScalarMap[str, str]
+    directory: str
+    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., copies: _Optional[_Mapping[str, str]] = ..., directory: _Optional[str] = ...) -> None: ...
+
+class Save(_message.Message):
+    __slots__ = ("cut", "directory")
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    cut: int
+    directory: str
+    def __init__(self, cut: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
+
+class Export(_message.Message):
+    __slots__ = ("directory",)
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    directory: str
+    def __init__(self, directory: _Optional[str] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ()

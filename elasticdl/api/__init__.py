@@ -1,0 +1,1 @@
+"""What user code imports to train elastically with a loop of its own."""

@@ -1,0 +1,89 @@
+"""Which records belong to which step and virtual worker of an all-reduce job: pure arithmetic, no state.
+
+A step's batch is fixed at submission and cut into parts, one per virtual worker. The workers alive share the parts, so
+what is computed does not depend on how many there are. Where the batch follows the number of workers instead, a step
+is described by the position at which it starts and by that number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from elasticdl.job.spec import JobSpec
+
+
+def default_virtual_workers(num_workers: int, max_workers: int | None) -> int:
+    """The power of two that is not below what the job may grow to, nor below twice what it starts with."""
+    wanted = max(max_workers or 0, 2 * num_workers)
+    return 1 << (wanted - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one virtual worker computes in one step: positions [start, stop) of an epoch's order."""
+
+    step: int
+    virtual: int
+    epoch: int
+    start: int
+    stop: int
+
+    @property
+    def records(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """All steps of a job, without storing them."""
+
+    records: int  # of an epoch
+    batch: int  # of a step, over all workers
+    virtual: int
+    epochs: int
+    max_step: int = 0  # 0: no limit
+
+    @classmethod
+    def of(cls, spec: JobSpec, records: int) -> StepPlan:
+        virtual = spec.virtual_workers or default_virtual_workers(spec.num_workers, spec.max_workers)
+        return cls(records, spec.minibatch_size * spec.num_workers, virtual, spec.num_epochs, spec.max_step)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.records // self.batch)
+
+    @property
+    def total_steps(self) -> int:
+        every = self.epochs * self.steps_per_epoch
+        return min(every, self.max_step) if self.max_step else every
+
+    @property
+    def total_records(self) -> int:
+        return self.records_before(self.total_steps)
+
+    def epoch_of(self, step: int) -> int:
+        return step // self.steps_per_epoch
+
+    def span(self, step: int) -> tuple[int, int]:
+        """Positions of the epoch that a step trains; the last of an epoch may be short."""
+        start = step % self.steps_per_epoch * self.batch
+        return start, min(start + self.batch, self.records)
+
+    def part(self, step: int, virtual: int) -> Part:
+        """The share of a virtual worker: as even as whole records allow; empty where there are too few."""
+        start, stop = self.span(step)
+        size = stop - start
+        first, last = size * virtual // self.virtual, size * (virtual + 1) // self.virtual
+        return Part(step, virtual, self.epoch_of(step), start + first, start + last)
+
+    def records_before(self, step: int) -> int:
+        """How many records are trained once this many steps are."""
+        epochs, rest = divmod(step, self.steps_per_epoch)
+        return epochs * self.records + min(rest * self.batch, self.records)
+
+
+def part_seed(seed: int, step: int, virtual: int) -> int:
+    """What random numbers of one part start from: the same wherever it is computed. 63 bits."""
+    digest = hashlib.blake2b(f"{seed}/{step}/{virtual}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
