@@ -153,6 +153,45 @@ class RestoreServer(Command):
 
 
 @dataclass(frozen=True)
+class ProposeWorld(Command):
+    """Tell workers of the world to come: its members confirm it, others leave the present one for it."""
+
+    generation: int
+    members: tuple[str, ...]  # by rank
+    to: tuple[str, ...]
+    urgent: bool  # leave an exchange at once, or all at the end of the same step
+    reason: str
+
+
+@dataclass(frozen=True)
+class StartWorld(Command):
+    """Every member has confirmed: build the group, and begin at this state."""
+
+    generation: int
+    members: tuple[str, ...]
+    to: tuple[str, ...]
+    state: tuple[int, int]  # the generation that committed it, and its step
+    copies: dict[str, str]  # member -> member it copies the state from
+    directory: str  # the checkpoint that the first member reads first
+
+
+@dataclass(frozen=True)
+class SaveState(Command):
+    """Have a worker write the state: at this step, or at the next one where that is past."""
+
+    worker: str
+    cut: int
+    at: int
+
+
+@dataclass(frozen=True)
+class ExportModel(Command):
+    """Have a worker write the model, and say what the audit found."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
 class ReportMetrics(Command):
     version: int
     metrics: str  # JSON

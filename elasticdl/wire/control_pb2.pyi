@@ -72,8 +72,8 @@ class Hello(_message.Message):
     fingerprint: str
     evaluations: _containers.RepeatedCompositeFieldContainer[Evaluated]
     wrote: _containers.RepeatedCompositeFieldContainer[Wrote]
-    exported: str
-    def __init__(self, protocol: _Optional[int] = ..., replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., capacity: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., timeline: _Optional[int] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., fingerprint: _Optional[str] = ..., evaluations: _Optional[_Iterable[_Union[Evaluated, _Mapping]]] = ..., wrote: _Optional[_Iterable[_Union[Wrote, _Mapping]]] = ..., exported: _Optional[str] = ...) -> None: ...
+    exported: Exported
+    def __init__(self, protocol: _Optional[int] = ..., replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., capacity: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., timeline: _Optional[int] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., fingerprint: _Optional[str] = ..., evaluations: _Optional[_Iterable[_Union[Evaluated, _Mapping]]] = ..., wrote: _Optional[_Iterable[_Union[Wrote, _Mapping]]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("shard", "attempt", "next_batch", "completed", "result", "skipped")
@@ -256,12 +256,14 @@ class Evaluated(_message.Message):
     def __init__(self, version: _Optional[int] = ..., metrics: _Optional[str] = ...) -> None: ...
 
 class Exported(_message.Message):
-    __slots__ = ("directory", "error")
+    __slots__ = ("directory", "error", "audit")
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
     directory: str
     error: str
-    def __init__(self, directory: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+    audit: str
+    def __init__(self, directory: _Optional[str] = ..., error: _Optional[str] = ..., audit: _Optional[str] = ...) -> None: ...
 
 class Formed(_message.Message):
     __slots__ = ("generation", "build_seconds", "copy_seconds", "copied_bytes")
@@ -519,18 +521,22 @@ class Start(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., copies: _Optional[_Mapping[str, str]] = ..., directory: _Optional[str] = ...) -> None: ...
 
 class Save(_message.Message):
-    __slots__ = ("cut", "directory")
+    __slots__ = ("cut", "directory", "at")
     CUT_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
     cut: int
     directory: str
-    def __init__(self, cut: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
+    at: int
+    def __init__(self, cut: _Optional[int] = ..., directory: _Optional[str] = ..., at: _Optional[int] = ...) -> None: ...
 
 class Export(_message.Message):
-    __slots__ = ("directory",)
+    __slots__ = ("directory", "audit")
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
     directory: str
-    def __init__(self, directory: _Optional[str] = ...) -> None: ...
+    audit: bool
+    def __init__(self, directory: _Optional[str] = ..., audit: bool = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ()
