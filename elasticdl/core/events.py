@@ -71,6 +71,8 @@ class ReplicaJoined(Event):
     holdings: tuple[Holding, ...] = ()
     capacity: int = 0
     timeline: int = 0  # of a server: the one it stands on
+    generation: int = 0  # all-reduce: the world that a worker is in; 0: none
+    fingerprint: str = ""  # what its arithmetic depends on
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,74 @@ class ServerRestored(Event):
     server: str
     timeline: int
     error: str = ""
+
+
+# What workers of an all-reduce job report.
+
+
+@dataclass(frozen=True)
+class WorldConfirmed(Event):
+    """A worker has left the world it was in, and will be in this one; what it holds is `state`."""
+
+    worker: str
+    generation: int
+    state: tuple[int, int]  # the generation that committed it, and its step
+
+
+@dataclass(frozen=True)
+class WorldBroken(Event):
+    """An exchange failed, or a group could not be built."""
+
+    worker: str
+    generation: int
+    step: int
+    error: str
+    suspects: tuple[str, ...] = ()
+    unreadable: str = ""  # the checkpoint that could not be read, where that was the trouble
+
+
+@dataclass(frozen=True)
+class WorldFormed(Event):
+    """A member's group stands, and it holds the state."""
+
+    worker: str
+    generation: int
+    build_seconds: float = 0.0
+    copy_seconds: float = 0.0
+    copied_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class StepsCommitted(Event):
+    """So many steps are in the model; said now and then."""
+
+    worker: str
+    generation: int
+    step: int
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class ModelEvaluated(Event):
+    worker: str
+    version: int
+    metrics: str  # JSON
+
+
+@dataclass(frozen=True)
+class ModelExported(Event):
+    worker: str
+    directory: str
+    error: str = ""
+    audit: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerHung(Event):
+    """A worker stands still while others wait for it."""
+
+    worker: str
+    reason: str
 
 
 # What the shell did.

@@ -62,9 +62,9 @@ class Membership:
     fingerprint: str = ""  # the one of the first world
     failures: int = 0  # worlds in a row that broke without a step
     suspicion: dict[str, int] = field(default_factory=dict)
+    excluded: dict[str, float] = field(default_factory=dict)  # being put down, not yet known to be gone: since when
     to_evict: list[str] = field(default_factory=list)  # for the job to replace
     first_ready: float | None = None
-    ended: bool = False  # everything is trained: no more worlds
 
     # What happens.
 
@@ -103,8 +103,16 @@ class Membership:
     def gone(self, name: str, now: float) -> list[Command]:
         """The process is known to be dead."""
         self.running.pop(name, None)
+        self.excluded.pop(name, None)
         if self.workers.pop(name, None) is None:
             return []
+        return self._review(now, lost=name in self.members)
+
+    def exclude(self, name: str, now: float) -> list[Command]:
+        """It is being put down: it counts no more, but it may still be alive for a while."""
+        if self.workers.pop(name, None) is None:
+            return []
+        self.excluded[name] = now
         return self._review(now, lost=name in self.members)
 
     def leave(self, name: str, now: float) -> list[Command]:
@@ -165,7 +173,7 @@ class Membership:
     def deadline(self, now: float) -> float | None:
         """When `time_passed` should come next."""
         times = []
-        if self.phase is Phase.NONE and self.first_ready is not None and not self.ended:
+        if self.phase is Phase.NONE and self.first_ready is not None:
             times.append(self.first_ready + LAST_CALL_SECONDS)
         if self.phase is Phase.PROPOSED:
             times += [w.patience for n, w in self.workers.items() if n in self.members and not w.in_touch]
@@ -204,8 +212,6 @@ class Membership:
     # Decisions.
 
     def _review(self, now: float, lost: bool = False) -> list[Command]:
-        if self.ended:
-            return []
         desired = self._desired(now)
         if self.phase is Phase.NONE:
             waited = self.first_ready is not None and now >= self.first_ready + LAST_CALL_SECONDS
@@ -256,7 +262,9 @@ class Membership:
     def _silent_until(self, name: str) -> float:
         """When a member of the last world has stopped by itself, having heard nothing for so long."""
         w = self.workers.get(name)
-        return float("inf") if w is None or w.in_touch else w.silent_since + self.grace_seconds
+        if w is None:
+            return self.excluded[name] + self.grace_seconds
+        return float("inf") if w.in_touch else w.silent_since + self.grace_seconds
 
     def _fenced(self, now: float) -> bool:
         """Whether the last world can commit nothing any more."""
@@ -277,7 +285,7 @@ class Membership:
         best = max(self.confirmed.values(), key=_age)
         directory, step = self.checkpoint
         if directory and step > best[1]:
-            copies = {n: self.members[0] for n in self.members[1:]}
+            copies = dict.fromkeys(self.members[1:], self.members[0])
             return StartWorld(self.generation, self.members, to, (0, step), copies, directory)
         # As built they may differ: everybody takes what the first one has.
         holders = [n for n in self.members if self.confirmed[n] == best] if best != NOTHING else [self.members[0]]

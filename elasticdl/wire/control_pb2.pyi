@@ -208,16 +208,18 @@ class Confirmed(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., state: _Optional[_Union[StateName, _Mapping]] = ...) -> None: ...
 
 class Broken(_message.Message):
-    __slots__ = ("generation", "step", "error", "suspects")
+    __slots__ = ("generation", "step", "error", "suspects", "unreadable")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     SUSPECTS_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     error: str
     suspects: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., error: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ...) -> None: ...
+    unreadable: str
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., error: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ..., unreadable: _Optional[str] = ...) -> None: ...
 
 class Pulse(_message.Message):
     __slots__ = ("generation", "step", "phase", "seconds", "loss", "has_loss", "step_seconds")

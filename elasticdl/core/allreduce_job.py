@@ -1,0 +1,461 @@
+"""The whole of an all-reduce job: routes each event to the machines it concerns, and decides what follows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from elasticdl.core.checkpoints import Checkpoints, Schedule
+from elasticdl.core.commands import (
+    Announce,
+    Command,
+    DeleteCheckpoints,
+    ExportModel,
+    FinishJob,
+    ReportMetrics,
+    SaveState,
+    SettleSave,
+    StartWorld,
+    StopReplica,
+)
+from elasticdl.core.events import (
+    CheckpointPublished,
+    Event,
+    MasterStarted,
+    ModelEvaluated,
+    ModelExported,
+    ReplicaDropped,
+    ReplicaGone,
+    ReplicaJoined,
+    ReplicaLeaving,
+    ReplicaStarted,
+    ScaleRequested,
+    ServerWrote,
+    StepsCommitted,
+    StopRequested,
+    TimePassed,
+    WorkerHung,
+    WorkerUnfit,
+    WorldBroken,
+    WorldConfirmed,
+    WorldFormed,
+)
+from elasticdl.core.job_state import FAILED, STOPPED, SUCCEEDED, Recovery
+from elasticdl.core.membership import Membership, Phase
+from elasticdl.core.plan import Position
+from elasticdl.core.replicas import FINISHED, PREEMPTED, Budget, Replicas, State
+from elasticdl.core.steps import StepPlan
+
+NEXT = 0  # save at the next step
+
+
+@dataclass(frozen=True)
+class AllreduceTerms:
+    """What the job is about, fixed at submission."""
+
+    job: str
+    workers: int
+    plan: StepPlan
+    least: int = 1
+    most: int = 0  # 0: as many as there are virtual workers
+    standby: int = 0
+    deterministic: bool = True
+    grace_seconds: float = 30.0
+    validation_records: int = 0
+    evaluation_steps: int = 0
+    export: bool = False
+    audit: bool = False
+    budget: Budget = field(default_factory=Budget)
+    schedule: Schedule = field(default_factory=Schedule)
+    mode: str = ""
+
+
+@dataclass
+class Save:
+    """A state that a worker was asked to write."""
+
+    cut: int
+    worker: str
+    at: int
+    lasting: bool
+
+
+@dataclass
+class AllreduceJob:
+    """One mutator, `handle`: an event in, commands out."""
+
+    terms: AllreduceTerms
+    replicas: Replicas
+    membership: Membership
+    checkpoints: Checkpoints
+    step: int = 0  # the newest that was heard of
+    loss: float | None = None
+    evaluations: list[tuple[int, str]] = field(default_factory=list)  # version, metrics as JSON
+    saves: list[Save] = field(default_factory=list)
+    written: list[tuple[Save, int, str]] = field(default_factory=list)  # on disk and not yet published: step, part
+    cuts: int = 0
+    checkpoint: str = ""  # the newest on disk
+    exporter: str = ""  # who was asked to write the model
+    exported: str = ""
+    audited: str = ""
+    concluded: bool = False  # the export and the audit are done
+    stopping: str = ""
+    outcome: str = ""
+    reason: str = ""
+    recoveries: list[Recovery] = field(default_factory=list)
+    repeated: int = 0  # steps trained again because everybody was lost
+    now: float = 0.0  # of the last event
+
+    @classmethod
+    def new(cls, terms: AllreduceTerms) -> Self:
+        membership = Membership(terms.workers, terms.least, terms.grace_seconds, terms.deterministic)
+        wanted = {"worker": terms.workers + terms.standby}
+        return cls(
+            terms,
+            Replicas.wanting(terms.job, wanted, terms.budget),
+            membership,
+            Checkpoints((), terms.schedule),
+        )
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        if self.outcome:
+            return []
+        self.now = now
+        out = self._route(event, now)
+        while self.membership.to_evict:
+            out += self._put_down(self.membership.to_evict.pop(0), "its world breaks again and again", now)
+        while self.replicas.not_to_be_had:
+            out.append(Announce(f"{self.replicas.not_to_be_had.pop(0)}; the job goes on without it"))
+        if not any(isinstance(c, FinishJob) for c in out):
+            out += self._follow(now)
+        for started in [c for c in out if isinstance(c, StartWorld)]:
+            self._begin_at(started.state[1])
+        for place, command in enumerate(out):
+            if isinstance(command, FinishJob):
+                self.outcome, self.reason = command.outcome, command.reason
+                self.replicas.finished = True
+                return out[: place + 1]
+        return out
+
+    # Questions.
+
+    def deadline(self) -> float | None:
+        """When `TimePassed` should come next."""
+        times = [self.replicas.deadline(), self.membership.deadline(self.now)]
+        if self._may_save and self.step > self.checkpoints.newest.position.version:
+            times.append(self.checkpoints.next_time)
+        return min((t for t in times if t is not None), default=None)
+
+    def refused(self, role: str, count: int) -> str:
+        """Why there cannot be so many of a role; empty when there can."""
+        if role != "worker":
+            return f"an all-reduce job has no {role}: only workers can be scaled"
+        if count < self.terms.least:
+            return f"the job needs at least {self.terms.least} of them (--min_workers)"
+        most = self.terms.most or self.terms.plan.virtual
+        if count > most:
+            limit = "--max_workers" if self.terms.most else "its virtual workers, fixed at submission"
+            return f"the job takes at most {most} ({limit})"
+        return ""
+
+    @property
+    def trained_out(self) -> bool:
+        return self.step >= self.terms.plan.total_steps
+
+    @property
+    def evaluated_out(self) -> bool:
+        return not self.terms.validation_records or self.evaluated_at == self.terms.plan.total_steps
+
+    @property
+    def evaluated_at(self) -> int:
+        return self.evaluations[-1][0] if self.evaluations else -1
+
+    @property
+    def _may_save(self) -> bool:
+        return not self.saves and self.checkpoints.writing is None and bool(self.membership.holder())
+
+    # Routing.
+
+    def _route(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case ReplicaJoined():
+                return self._joined(event, now)
+            case ReplicaDropped(name):
+                return self.replicas.handle(event, now) + self.membership.dropped(name, now)
+            case ReplicaGone():
+                return self._gone(event, now)
+            case ReplicaStarted() | TimePassed():
+                return self._of_replicas(event, now) + self.membership.time_passed(now)
+            case MasterStarted():
+                self.membership.master_started(now)
+                out = self._of_replicas(event, now)
+                for name in list(self.membership.workers):
+                    if self.replicas.replicas[name].state is State.GONE:
+                        out += self._forget(name) + self.membership.gone(name, now)
+                return out + self.checkpoints.unanswered()
+            case ReplicaLeaving(name):
+                return self._leaving(name, now)
+            case WorldConfirmed(worker, generation, state):
+                self._reached(state[1])
+                return self.membership.confirm(worker, generation, state, now)
+            case WorldBroken():
+                return self._broken(event, now)
+            case WorldFormed(worker, generation):
+                return self._formed(worker, generation, now)
+            case StepsCommitted(_, generation, step, loss):
+                self._reached(step)
+                self.membership.stepped(generation, step)
+                self.loss = self.loss if loss is None else loss
+                return []
+            case ModelEvaluated(_, version, metrics):
+                return self._evaluated(version, metrics)
+            case ServerWrote(worker, cut, part, error):
+                return self._wrote(worker, cut, part, error, now)
+            case CheckpointPublished(cut, directory, error):
+                return self._published(cut, directory, error, now)
+            case ModelExported(worker, directory, error, audit):
+                return self._exported(worker, directory, error, audit)
+            case WorkerHung(worker, reason):
+                r = self.replicas.replicas.get(worker)
+                if r is None or worker not in self.membership.workers:
+                    return []
+                return [Announce(f"{worker} is hung: {reason}"), *self._put_down(worker, f"hung: {reason}", now)]
+            case WorkerUnfit(worker, error):
+                return [FinishJob(FAILED, f"{worker}: {error}")]
+            case StopRequested(reason):
+                return self._stop(reason, now)
+            case ScaleRequested(role, count):
+                return self._scale(role, count, now)
+            case _:
+                return []
+
+    def _of_replicas(self, event: Event, now: float) -> list[Command]:
+        out = self.replicas.handle(event, now)
+        for command in list(out):
+            if isinstance(command, StopReplica) and command.grace_seconds == 0.0:
+                out += self._lost(command.name, now) + self._forget(command.name)
+                out += self.membership.exclude(command.name, now)
+        return out
+
+    def _joined(self, event: ReplicaJoined, now: float) -> list[Command]:
+        if not self.replicas.admits(event.name, event.incarnation):
+            return []
+        out = self.replicas.handle(event, now)
+        out += self.membership.joined(
+            event.name, event.incarnation, event.generation, event.fingerprint, event.capacity == 0, now
+        )
+        return out + [SaveState(s.worker, s.cut, s.at) for s in self.saves if s.worker == event.name]
+
+    def _gone(self, event: ReplicaGone, now: float) -> list[Command]:
+        if not self.replicas.concerns(event.name, event.uid):
+            return []
+        w = self.membership.workers.get(event.name)
+        if event.cause == FINISHED and w is not None and w.leaving:
+            event = replace(event, cause=PREEMPTED)  # it was asked to go, and went in good order
+        out: list[Command] = [] if w is not None and w.leaving else self._lost(event.name, now)
+        out += self.replicas.handle(event, now)
+        return out + self._forget(event.name) + self.membership.gone(event.name, now)
+
+    def _forget(self, name: str) -> list[Command]:
+        """Whatever it was asked to do, it will not."""
+        self.saves = [s for s in self.saves if s.worker != name]
+        if self.exporter == name:
+            self.exporter = ""
+        return []
+
+    def _broken(self, event: WorldBroken, now: float) -> list[Command]:
+        out: list[Command] = []
+        if event.unreadable and event.unreadable == self.membership.checkpoint[0]:
+            out = self._damaged(event.error)
+        found = self.membership.broken(event.worker, event.generation, event.suspects, now)
+        if found and not out:
+            out = [Announce(f"{event.worker}: generation {event.generation} broke: {event.error}")]
+        return out + found
+
+    def _lost(self, name: str, now: float) -> list[Command]:
+        if name in self.membership.members and self.membership.phase is not Phase.NONE:
+            self.recoveries.append(Recovery(name, now, []))
+        return []
+
+    def _put_down(self, name: str, reason: str, now: float) -> list[Command]:
+        """Replace a worker that is there but of no use."""
+        out = self._lost(name, now)
+        self.replicas.replace(name, PREEMPTED, reason, now, out)
+        out += self._forget(name) + self.membership.exclude(name, now)
+        return out + self.replicas.handle(TimePassed(), now)
+
+    def _leaving(self, name: str, now: float) -> list[Command]:
+        out: list[Command] = [Announce(f"{name} is told to go: it leaves at the end of a step")]
+        m = self.membership
+        staying = [n for n, w in m.workers.items() if not w.leaving and n != name]
+        if name in m.members and not staying and m.holder() and not self.saves:
+            # The last ones: what they hold would be gone with them.
+            out += self._save(NEXT, False)
+        return out + m.leave(name, now)
+
+    def _formed(self, worker: str, generation: int, now: float) -> list[Command]:
+        out = self.membership.form(worker, generation, now)
+        if self.membership.training and self.membership.generation == generation:
+            for r in self.recoveries:
+                if r.seconds is None:
+                    r.seconds = now - r.at
+            if self.checkpoints.next_time is None:
+                self.checkpoints.started(now)
+            size = len(self.membership.members)
+            who = "1 worker trains" if size == 1 else f"{size} workers train"
+            out.append(Announce(f"generation {generation}: {who}, from step {self.step}"))
+        return out
+
+    def _reached(self, step: int) -> None:
+        self.step = max(self.step, step)
+
+    def _begin_at(self, step: int) -> None:
+        """A world starts here: below what was heard of only where all who held more are lost."""
+        self.repeated += max(0, self.step - step)
+        self.step = step
+        self.evaluations = [e for e in self.evaluations if e[0] <= step]
+
+    def _evaluated(self, version: int, metrics: str) -> list[Command]:
+        if any(v == version for v, _ in self.evaluations):
+            return []
+        self.evaluations.append((version, metrics))
+        self.evaluations.sort()
+        self._reached(version)
+        return [ReportMetrics(version, metrics)]
+
+    # Saving.
+
+    def _save(self, at: int, lasting: bool) -> list[Command]:
+        worker = self.membership.holder()
+        self.cuts += 1
+        self.saves.append(Save(self.cuts, worker, at, lasting))
+        return [SaveState(worker, self.cuts, at)]
+
+    def _due(self, now: float) -> list[Command]:
+        """Saves that the schedule asks for: of the lasting ones the worker is told in time."""
+        c = self.checkpoints
+        if not self.membership.training or self.stopping or not self.membership.holder():
+            return []
+        out: list[Command] = []
+        if c.schedule.steps and not any(s.lasting for s in self.saves):
+            done = max([k.position.version for k in c.known if k.lasting] + [w[1] for w in self.written], default=0)
+            at = (max(done, self.step - 1) // c.schedule.steps + 1) * c.schedule.steps
+            if c.writing is not None and c.writing.lasting:
+                at = max(at, c.writing.position.version + c.schedule.steps)
+            if at <= self.terms.plan.total_steps:
+                out += self._save(at, True)
+        due = c.next_time is not None and now >= c.next_time and self.step > c.newest.position.version
+        if due and not self.trained_out and c.writing is None and all(s.lasting for s in self.saves):
+            out += self._save(NEXT, False)
+        return out
+
+    def _wrote(self, worker: str, cut: int, part: str, error: str, now: float) -> list[Command]:
+        save = next((s for s in self.saves if s.cut == cut), None)
+        if save is None:
+            return [SettleSave(cut, "", worker)]
+        self.saves.remove(save)
+        if error:
+            told = Announce(f"the checkpoint could not be written ({worker}: {error}); training goes on")
+            if self.stopping:
+                return [FinishJob(FAILED, f"the checkpoint could not be written: {worker}: {error}")]
+            self.checkpoints.started(now)
+            return [SettleSave(cut, "", worker), told]
+        step = int(json.loads(part)["step"])
+        self._reached(step)
+        self.written.append((save, step, part))
+        return self._publish(now)
+
+    def _publish(self, now: float) -> list[Command]:
+        if self.checkpoints.writing is not None or not self.written:
+            return []
+        save, step, part = self.written.pop(0)
+        self.checkpoints.servers = (save.worker,)
+        self.checkpoints.begin(save.cut, Position(version=step), save.lasting, False, now)
+        return self.checkpoints.wrote(save.worker, save.cut, part)
+
+    def _published(self, cut: int, directory: str, error: str, now: float) -> list[Command]:
+        writing = self.checkpoints.writing
+        if writing is None or writing.cut != cut:
+            return []
+        if error:
+            out = self.checkpoints.give_up()
+            out.append(Announce(f"the checkpoint could not be published ({error}); training goes on"))
+            return out + self._publish(now)
+        checkpoint, out = self.checkpoints.published(directory)
+        step = checkpoint.position.version
+        self.checkpoint, self.membership.checkpoint = directory, (directory, step)
+        out.append(Announce(f"the checkpoint of step {step} is in {directory}"))
+        if self.stopping:
+            return [*out, FinishJob(STOPPED, f"{self.stopping}; the checkpoint holds step {step}")]
+        return out + self._publish(now)
+
+    def _damaged(self, error: str) -> list[Command]:
+        """The newest checkpoint cannot be read: the one before it, if there is one."""
+        bad = self.checkpoints.newest
+        if self.checkpoints.damaged() is None:
+            return [FinishJob(FAILED, f"nothing to go on from: {bad}: {error}")]
+        to = self.checkpoints.newest
+        self.membership.checkpoint = (to.directory, to.position.version)
+        return [Announce(f"the checkpoint of {bad} cannot be used: {error}; going on from {to}")]
+
+    # People.
+
+    def _stop(self, reason: str, now: float) -> list[Command]:
+        if self.stopping:
+            return []
+        self.stopping = reason
+        if self.membership.holder() and self.step:
+            return [Announce(f"stopping: {reason}; the state is saved first"), *self._save(NEXT, True)]
+        newest = self.checkpoints.newest
+        if not newest.directory:
+            return [FinishJob(STOPPED, f"{reason}; nothing was trained yet")]
+        return [FinishJob(STOPPED, f"{reason}; the checkpoint holds step {newest.position.version}")]
+
+    def _scale(self, role: str, count: int, now: float) -> list[Command]:
+        refused = self.refused(role, count)
+        if refused or self.stopping:
+            return [Announce(f"not scaled to {count} of {role}: {refused or 'the job is stopping'}")]
+        out: list[Command] = [Announce(f"scaling to {count} workers")]
+        out += self.replicas.resize("worker", count + self.terms.standby, now)
+        return out + self.membership.scaled(count, now)
+
+    # What follows.
+
+    def _follow(self, now: float) -> list[Command]:
+        if self.stopping and not self.saves and self.checkpoints.writing is None and not self.written:
+            return self._stop_again(now)
+        if not (self.trained_out and self.evaluated_out):
+            return self._due(now)
+        if not self.concluded and (self.terms.export or self.terms.audit):
+            if not self.exporter and (holder := self.membership.holder()):
+                self.exporter = holder
+                return [ExportModel(holder)]
+            return []
+        if any(s.lasting for s in self.saves) or self.checkpoints.writing is not None or self.written:
+            return []  # the user asked for it
+        superfluous: Iterable[DeleteCheckpoints] = self.checkpoints.superfluous()
+        if any(self.checkpoint in s.directories for s in superfluous):
+            self.checkpoint = ""
+        done = FinishJob(SUCCEEDED, f"all {self.terms.plan.total_records} records are trained")
+        return [*self.checkpoints.give_up(), *superfluous, done]
+
+    def _stop_again(self, now: float) -> list[Command]:
+        """Whoever was to save the state is gone: somebody else, or the newest checkpoint."""
+        if self.membership.holder():
+            return self._save(NEXT, True)
+        if self.membership.workers:
+            return []  # a world is being formed
+        newest = self.checkpoints.newest
+        held = f"the checkpoint holds step {newest.position.version}" if newest.directory else "nothing is saved"
+        return [FinishJob(STOPPED, f"{self.stopping}; {held}")]
+
+    def _exported(self, worker: str, directory: str, error: str, audit: str) -> list[Command]:
+        if self.concluded or worker != self.exporter:
+            return []
+        if error:
+            return [FinishJob(FAILED, f"the model could not be written: {worker}: {error}")]
+        self.concluded, self.exported, self.audited = True, directory, audit
+        out: list[Command] = [Announce(f"audit: {audit}")] if audit else []
+        return [*out, Announce(f"the model is in {directory}")] if directory else out
