@@ -42,7 +42,7 @@ from elasticdl.core.events import (
     WorldConfirmed,
     WorldFormed,
 )
-from elasticdl.core.job_state import FAILED, STOPPED, SUCCEEDED, Recovery
+from elasticdl.core.job_state import FAILED, STOPPED, SUCCEEDED, Progress, Recovery
 from elasticdl.core.membership import Membership, Phase
 from elasticdl.core.plan import Position
 from elasticdl.core.replicas import FINISHED, PREEMPTED, Budget, Replicas, State
@@ -147,6 +147,12 @@ class AllreduceJob:
         if self._may_save and self.step > self.checkpoints.newest.position.version:
             times.append(self.checkpoints.next_time)
         return min((t for t in times if t is not None), default=None)
+
+    def progress(self) -> Progress:
+        plan = self.terms.plan
+        epoch = min(plan.epoch_of(self.step), plan.epochs - 1)
+        done = plan.records_before(self.step)
+        return Progress(done, plan.total_records, self.step, plan.total_steps, epoch, plan.epochs, self.loss)
 
     def refused(self, role: str, count: int) -> str:
         """Why there cannot be so many of a role; empty when there can."""

@@ -46,6 +46,19 @@ class Recovery:
     server: bool = False
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is, in the words of any strategy."""
+
+    records: int
+    total_records: int
+    version: int
+    total_versions: int
+    epoch: int
+    epochs: int
+    loss: float | None
+
+
 @dataclass
 class JobState:
     terms: Terms
@@ -97,6 +110,17 @@ class JobState:
             times += [t + self.terms.budget.hang_seconds for t in idle if t is not None]
         due = self.checkpoints.deadline(self.shards.version) if self._may_cut else None
         return min([*times, due] if due is not None else times, default=None)
+
+    def progress(self) -> Progress:
+        plan, shards = self.terms.plan, self.shards
+        epoch = min(shards.epoch, plan.epochs - 1)
+        return Progress(
+            shards.done_records, plan.total_records, shards.version, plan.total_versions, epoch, plan.epochs, self.loss
+        )
+
+    def refused(self, role: str, count: int) -> str:
+        """Why there cannot be so many of a role; empty when there can."""
+        return self.scaling.refused(role, count)
 
     def lease(self, shard_id: str) -> Shard | None:
         return self.shards.leased.get(shard_id)

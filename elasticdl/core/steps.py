@@ -10,13 +10,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from elasticdl.job.modes import default_virtual_workers
 from elasticdl.job.spec import JobSpec
-
-
-def default_virtual_workers(num_workers: int, max_workers: int | None) -> int:
-    """The power of two that is not below what the job may grow to, nor below twice what it starts with."""
-    wanted = max(max_workers or 0, 2 * num_workers)
-    return 1 << (wanted - 1).bit_length()
 
 
 @dataclass(frozen=True)
@@ -81,6 +76,14 @@ class StepPlan:
         """How many records are trained once this many steps are."""
         epochs, rest = divmod(step, self.steps_per_epoch)
         return epochs * self.records + min(rest * self.batch, self.records)
+
+    def steps_in(self, epoch: int, step: int) -> int:
+        """How many steps of an epoch are among the first so many."""
+        return max(0, min(step - epoch * self.steps_per_epoch, self.steps_per_epoch))
+
+    def records_in(self, epoch: int, step: int) -> int:
+        """How many records of an epoch are trained once this many steps are."""
+        return min(self.steps_in(epoch, step) * self.batch, self.records)
 
 
 def part_seed(seed: int, step: int, virtual: int) -> int:

@@ -96,6 +96,9 @@ def _workers(spec: JobSpec) -> Iterator[Finding]:
     if parts is not None and parts < most:
         what, remedy = f"below the {most} workers that the job may have", f"Give {most} or more."
         yield _about(spec, "virtual_workers", "num_workers", "max_workers", what=what, remedy=remedy)
+    if parts is not None and parts & (parts - 1):
+        near = 1 << parts.bit_length()
+        yield _about(spec, "virtual_workers", what="not a power of two", remedy=f"Give {near // 2} or {near}.")
     for name, value in spec.envs.items():
         if name in RESERVED_ENVS or name.startswith("ELASTICDL_"):
             yield ("envs",), Problem("--envs", f"{name}={value}", "set by ElasticDL itself", f"Remove {name}.")

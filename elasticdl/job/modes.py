@@ -5,12 +5,22 @@ from __future__ import annotations
 from elasticdl.job.spec import JobSpec
 
 
+def default_virtual_workers(num_workers: int, max_workers: int | None) -> int:
+    """The power of two that is not below what the job may grow to, nor below twice what it starts with."""
+    wanted = max(max_workers or 0, 2 * num_workers)
+    return 1 << (wanted - 1).bit_length()
+
+
 def described(spec: JobSpec) -> str:
     """As asked for: `synchronous (a step averages 4 batches), since --grads_to_wait=4 is above 1`."""
     return f"{mode(spec)}, {_why(spec)}"
 
 
 def mode(spec: JobSpec) -> str:
+    if spec.distribution_strategy == "AllreduceStrategy":
+        order = "added in one fixed order" if spec.deterministic else "added in any order"
+        batch = spec.minibatch_size * spec.num_workers
+        return f"all-reduce (a step is {batch} records in {spec.virtual_workers} parts, {order})"
     if not spec.asynchronous:
         batches = f"averages {spec.grads_to_wait} batches" if spec.grads_to_wait > 1 else "is one batch"
         late = spec.sync_version_tolerance

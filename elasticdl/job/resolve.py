@@ -117,6 +117,10 @@ def _shape(spec: JobSpec, values: dict[str, Any], decisions: list[str], notes: l
     elif names.PS in roles(spec) and spec.num_ps_pods == 0:
         values["num_ps_pods"] = 1
         decisions.append("One parameter server, since --num_ps_pods is not given.")
+    if spec.distribution_strategy == "AllreduceStrategy" and spec.virtual_workers is None:
+        values["virtual_workers"] = modes.default_virtual_workers(spec.num_workers, spec.max_workers)
+    if spec.distribution_strategy == "AllreduceStrategy" and spec.command == "train":
+        decisions.append(f"Training is {modes.mode(spec.with_values(**values))}.")
     if spec.command != "train" or names.PS not in roles(spec) or spec.job_command is not None:
         return
     values["use_async"] = spec.asynchronous

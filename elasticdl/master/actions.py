@@ -11,17 +11,19 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from elasticdl.cluster.protocol import ReplicaRequest
+from elasticdl.collective.manifest import StateManifest
 from elasticdl.core.commands import PublishCheckpoint
 from elasticdl.core.plan import BadRecord
 from elasticdl.data.dataset import Dataset
 from elasticdl.data.ranges import epoch_order
-from elasticdl.errors import DataError
+from elasticdl.files import MANIFEST, fsync_directory, write_durably
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.brain import partial_directory
-from elasticdl.ps.snapshot import MANIFEST, Manifest, fsync_directory, read_manifest, write_durably
+from elasticdl.ps.snapshot import Manifest
 from elasticdl.wire.auth import Keys
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -68,11 +70,7 @@ class Actions:
 
     def publish(self, command: PublishCheckpoint, bad_records: list[BadRecord]) -> str:
         """Make a checkpoint of a cut whose parts are all on disk: write the manifest and give the folder its name."""
-        home, at = Path(self.checkpoint_dir), command.position
-        job, final = str(self.spec.job_name), home / f"version-{at.version}"
-        partial = Path(partial_directory(self.checkpoint_dir, job, command.cut))
-        if not partial.exists() and _cut_of(final) == command.cut:
-            return str(final)  # the master before this one came so far
+        at = command.position
         manifest: Manifest = {
             "cut": command.cut,
             "version": at.version,
@@ -89,6 +87,35 @@ class Actions:
             "seed": self.spec.seed,
             "shuffle": self.spec.shuffle,
         }
+        return self._rename(command, dict(manifest))
+
+    def publish_state(self, command: PublishCheckpoint, evaluations: list[tuple[int, str]]) -> str:
+        """The same of an all-reduce job, whose state one worker wrote."""
+        spec, ((_, part),) = self.spec, command.files
+        manifest: StateManifest = {
+            "strategy": "allreduce",
+            "cut": command.cut,
+            "version": command.position.version,
+            "part": json.loads(part),
+            "training_data": self.training.fingerprint(),
+            "minibatch_size": spec.minibatch_size,
+            "num_workers": spec.num_workers,
+            "virtual_workers": spec.virtual_workers or 0,
+            "max_step": spec.max_step,
+            "num_minibatches_per_task": spec.num_minibatches_per_task,
+            "seed": spec.seed,
+            "shuffle": spec.shuffle,
+            "deterministic": spec.deterministic,
+            "evaluations": [e for e in evaluations if e[0] <= command.position.version],
+        }
+        return self._rename(command, dict(manifest))
+
+    def _rename(self, command: PublishCheckpoint, manifest: dict[str, Any]) -> str:
+        home, job = Path(self.checkpoint_dir), str(self.spec.job_name)
+        final = home / f"version-{command.position.version}"
+        partial = Path(partial_directory(self.checkpoint_dir, job, command.cut))
+        if not partial.exists() and _cut_of(final) == command.cut:
+            return str(final)  # the master before this one came so far
         write_durably(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
         old = _set_aside(final) if final.exists() else None  # of an older timeline, or a stop without a step
         partial.rename(final)
@@ -96,7 +123,8 @@ class Actions:
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
         for left in home.glob(f"{job}.cut-*.partial"):  # of cuts that were given up
-            shutil.rmtree(left, ignore_errors=True)
+            if _number_of(left) < command.cut:
+                shutil.rmtree(left, ignore_errors=True)
         return str(final)
 
     def delete(self, directories: tuple[str, ...]) -> None:
@@ -113,9 +141,13 @@ def _set_aside(directory: Path) -> Path:
     return directory.rename(gone)
 
 
+def _number_of(partial: Path) -> int:
+    return int(partial.name.removesuffix(".partial").rsplit("-", 1)[1])
+
+
 def _cut_of(directory: Path) -> int | None:
     """Which cut a checkpoint was made of, if there is one."""
     try:
-        return read_manifest(directory)["cut"]
-    except DataError:
+        return int(json.loads((directory / MANIFEST).read_bytes())["cut"])
+    except (OSError, ValueError, KeyError):
         return None

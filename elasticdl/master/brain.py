@@ -32,7 +32,9 @@ def event_of(replica: str, message: pb.FromReplica) -> e.Event:
             holdings = tuple(
                 e.Holding(x.shard, x.attempt, x.next_batch, x.completed, x.result, x.skipped) for x in h.holdings
             )
-            return e.ReplicaJoined(replica, h.incarnation, h.address, holdings, h.capacity, h.timeline)
+            return e.ReplicaJoined(
+                replica, h.incarnation, h.address, holdings, h.capacity, h.timeline, h.generation, h.fingerprint
+            )
         case "progress":
             p = message.progress
             return e.BatchesCommitted(replica, p.shard, p.attempt, p.next_batch, p.loss, p.skipped)
@@ -59,7 +61,30 @@ def event_of(replica: str, message: pb.FromReplica) -> e.Event:
             return e.ServerWrote(replica, w.cut, w.part, w.error)
         case "restored":
             return e.ServerRestored(replica, message.restored.timeline, message.restored.error)
+        case "confirmed":
+            held = message.confirmed.state
+            return e.WorldConfirmed(replica, message.confirmed.generation, (held.generation, held.step))
+        case "broken":
+            b = message.broken
+            return e.WorldBroken(replica, b.generation, b.step, b.error, tuple(b.suspects), b.unreadable)
+        case "formed":
+            m = message.formed
+            return e.WorldFormed(replica, m.generation, m.build_seconds, m.copy_seconds, m.copied_bytes)
+        case "evaluated":
+            return e.ModelEvaluated(replica, message.evaluated.version, message.evaluated.metrics)
+        case "exported":
+            x = message.exported
+            return e.ModelExported(replica, x.directory, x.error, x.audit)
     raise ValueError(f"an empty message from {replica}")
+
+
+def said_again(replica: str, hello: pb.Hello) -> list[e.Event]:
+    """What a worker says again with its Hello, since the stream before may not have carried it."""
+    again = [pb.FromReplica(evaluated=x) for x in hello.evaluations]
+    again += [pb.FromReplica(wrote=x) for x in hello.wrote]
+    if hello.HasField("exported"):
+        again.append(pb.FromReplica(exported=hello.exported))
+    return [event_of(replica, message) for message in again]
 
 
 @dataclass

@@ -7,17 +7,17 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from elasticdl.core import events
-from elasticdl.core.job import Job, Terms
+from elasticdl.core.allreduce_job import AllreduceJob
+from elasticdl.core.job import Job
 from elasticdl.errors import JobFailed
 
 SNAPSHOT_EVENTS = 5000
-_STATE: TypeAdapter[Job] = TypeAdapter(Job)
-_TERMS: TypeAdapter[Terms] = TypeAdapter(Terms)
+Machine = TypeVar("Machine", Job, AllreduceJob)
 
 
 class Journal:
@@ -77,22 +77,24 @@ class Journal:
         """Whether it holds anything of the job's life yet."""
         return self._seq > 0 or self._db.execute("SELECT count(*) FROM state").fetchone()[0] > 0
 
-    def keep_state(self, job: Job, now: float, every: int = SNAPSHOT_EVENTS) -> None:
+    def keep_state(self, job: Job | AllreduceJob, now: float, every: int = SNAPSHOT_EVENTS) -> None:
         """Replace the events by the state they led to, when there are many."""
         if self._since_state < every:
             return
         with self._transaction():
             self._db.execute("DELETE FROM state")
             self._db.execute("DELETE FROM events")
-            self._db.execute("INSERT INTO state VALUES (?, ?, ?)", (self._seq, now, _STATE.dump_json(job)))
+            self._db.execute(
+                "INSERT INTO state VALUES (?, ?, ?)", (self._seq, now, TypeAdapter(type(job)).dump_json(job))
+            )
         self._since_state = 0
 
-    def recover(self, start: Job) -> tuple[Job, float]:
+    def recover(self, start: Machine) -> tuple[Machine, float]:
         """The job as the journal left it, and the time of its last event. Nothing is acted upon."""
         self._check_terms(start.terms)
         try:
             row = self._db.execute("SELECT at, body FROM state").fetchone()
-            job, now = (start, 0.0) if row is None else (_STATE.validate_json(row[1]), float(row[0]))
+            job, now = (start, 0.0) if row is None else (TypeAdapter(type(start)).validate_json(row[1]), float(row[0]))
             for at, name, body in self._db.execute("SELECT at, name, body FROM events ORDER BY seq"):
                 job.handle(events.decode(name, body), at)
                 now = max(now, at)
@@ -101,9 +103,9 @@ class Journal:
             raise JobFailed(f"the journal {self.path} cannot be read: {error}") from error
         return job, now
 
-    def _check_terms(self, terms: Terms) -> None:
+    def _check_terms(self, terms: Any) -> None:
         """The events mean something only to the job that they happened to."""
-        now, then = json.loads(_TERMS.dump_json(terms)), self.fact("terms")
+        now, then = json.loads(TypeAdapter(type(terms)).dump_json(terms)), self.fact("terms")
         if then is None:
             self.remember("terms", now)
         elif then != now:

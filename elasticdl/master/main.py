@@ -14,20 +14,22 @@ from google.protobuf.json_format import MessageToDict
 
 from elasticdl import faults
 from elasticdl.cluster.local import LocalCluster
+from elasticdl.core.allreduce_job import AllreduceJob, AllreduceTerms
 from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.job import Job, Terms
 from elasticdl.core.plan import Plan
 from elasticdl.core.replicas import Budget
+from elasticdl.core.steps import StepPlan
 from elasticdl.data.dataset import Dataset
 from elasticdl.errors import ElasticDLError, JobFailed
+from elasticdl.files import write_durably
 from elasticdl.job import loglines, names
 from elasticdl.job.modes import mode
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.actions import Actions
 from elasticdl.master.journal import Journal
 from elasticdl.master.master import Master
-from elasticdl.master.resume import restored
-from elasticdl.ps.snapshot import write_durably
+from elasticdl.master.resume import restored, state_restored
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
 from elasticdl.wire.link import SERVER_OPTIONS
 
@@ -35,9 +37,16 @@ log = logging.getLogger(__name__)
 
 
 def terms_of(spec: JobSpec, training_records: int, validation_records: int) -> Terms:
-    plan = Plan.of(spec, training_records)
+    return Terms(
+        str(spec.job_name), spec.num_workers, spec.num_ps_pods, Plan.of(spec, training_records), validation_records,
+        spec.evaluation_steps, spec.max_bad_records, bool(spec.output), _budget(spec), spec.audit, _schedule(spec),
+        mode(spec),
+    )  # fmt: skip
+
+
+def _budget(spec: JobSpec) -> Budget:
     limit = spec.limit("worker")
-    budget = Budget(
+    return Budget(
         crashes=spec.relaunch_on_worker_failure,
         server_crashes=spec.ps_relaunch_max_num,
         start_seconds=spec.start_seconds,
@@ -45,9 +54,13 @@ def terms_of(spec: JobSpec, training_records: int, validation_records: int) -> T
         hang_seconds=spec.hang_seconds,
         raise_memory=spec.enable_automate_memory and limit is not None and limit.memory is not None,
     )
-    return Terms(
-        str(spec.job_name), spec.num_workers, spec.num_ps_pods, plan, validation_records, spec.evaluation_steps,
-        spec.max_bad_records, bool(spec.output), budget, spec.audit, _schedule(spec), mode(spec),
+
+
+def allreduce_terms_of(spec: JobSpec, training_records: int, validation_records: int) -> AllreduceTerms:
+    return AllreduceTerms(
+        str(spec.job_name), spec.num_workers, StepPlan.of(spec, training_records), spec.min_workers or 1,
+        spec.max_workers or 0, spec.num_standby, spec.deterministic, spec.master_grace_seconds, validation_records,
+        spec.evaluation_steps, bool(spec.output), spec.audit, _budget(spec), _schedule(spec), mode(spec),
     )  # fmt: skip
 
 
@@ -113,7 +126,7 @@ async def _run(spec: JobSpec, paths: names.JobPaths) -> int:
     return 1 if job.outcome == "failed" else 0
 
 
-def _recover(spec: JobSpec, training: Dataset, validation: int, journal: Journal) -> tuple[Job, float]:
+def _recover(spec: JobSpec, training: Dataset, validation: int, journal: Journal) -> tuple[Job | AllreduceJob, float]:
     """The job as the journal left it, or as it begins."""
     known = journal.fact("data")
     if known is None:
@@ -121,6 +134,12 @@ def _recover(spec: JobSpec, training: Dataset, validation: int, journal: Journal
     elif training.fingerprint() != Dataset.from_json(known).fingerprint():
         changed = "; ".join(Dataset.from_json(known).difference(training))
         raise JobFailed(f"the training data changed while the job was running: {changed}")
+    if spec.distribution_strategy == "AllreduceStrategy":
+        begin = AllreduceJob.new(allreduce_terms_of(spec, training.records, validation))
+        if spec.checkpoint_dir_for_init and not journal.begun:
+            begin = state_restored(begin, Path(spec.checkpoint_dir_for_init), spec, training)
+            journal.keep_state(begin, 0.0, every=0)
+        return journal.recover(begin)
     start = Job.new(terms_of(spec, training.records, validation))
     if spec.checkpoint_dir_for_init and not journal.begun:
         # Kept in the journal: the next master needs the old checkpoint no more.

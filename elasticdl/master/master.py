@@ -14,6 +14,7 @@ from elasticdl import faults
 from elasticdl.cluster.protocol import Cluster, Exit, ReplicaPhase, ReplicaStatus
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
+from elasticdl.core.allreduce_job import AllreduceJob
 from elasticdl.core.job import Job
 from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED
 from elasticdl.errors import Refused, Unreachable
@@ -21,8 +22,11 @@ from elasticdl.job import loglines
 from elasticdl.master.actions import Actions
 from elasticdl.master.brain import Brain, Effect, Send
 from elasticdl.master.journal import Journal
+from elasticdl.master.relay import Relay
 from elasticdl.master.servicer import Streams
 from elasticdl.master.status import Chronicle, phase, status
+from elasticdl.master.world_brain import WorldBrain
+from elasticdl.master.world_status import world_phase, world_status
 from elasticdl.wire import control_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -42,17 +46,23 @@ def cause_of(end: Exit) -> str:
 
 class Master:
     def __init__(
-        self, job: Job, now: float, journal: Journal, cluster: Cluster, actions: Actions, token: str, starts: int,
-        clock: Callable[[], float] = time.time,
+        self, job: Job | AllreduceJob, now: float, journal: Journal, cluster: Cluster, actions: Actions, token: str,
+        starts: int, clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self.job, self.journal, self.cluster, self.actions = job, journal, cluster, actions
-        self.brain = Brain(job, checkpoint_dir=actions.checkpoint_dir)
+        self.brain: Brain | WorldBrain
+        if isinstance(job, AllreduceJob):
+            self.brain = WorldBrain(job, actions.checkpoint_dir, str(actions.spec.output or ""))
+        else:
+            self.brain = Brain(job, checkpoint_dir=actions.checkpoint_dir)
         self._clock, self._now, self._starts = clock, now, starts
         self.chronicle = Chronicle(journal.fact("started_at") or clock())
         self._inbox: asyncio.Queue[e.Event] = asyncio.Queue()
         self.streams = Streams(
-            token, starts, self._inbox.put_nowait, job.replicas.admits, self.status, refuses=job.scaling.refused
-        )
+            token, starts, self._inbox.put_nowait, job.replicas.admits, self.status,
+            refuses=job.refused, aside=self._aside,
+        )  # fmt: skip
+        self.relay = Relay(job, self.streams.send) if isinstance(job, AllreduceJob) else None
         self._said_at = 0.0
 
     def now(self) -> float:
@@ -61,7 +71,22 @@ class Master:
         return self._now
 
     def status(self) -> pb.Status:
+        if isinstance(self.job, AllreduceJob):
+            return world_status(self.job, self.chronicle, self.now(), self._starts)
         return status(self.job, self.chronicle, self.now(), self._starts)
+
+    def _aside(self, replica: str, message: pb.FromReplica) -> bool:
+        """What is dealt with at once, and is no event: it may come hundreds of times a second."""
+        match message.WhichOneof("body"):
+            case "stored" if self.relay is not None:
+                self.relay.stored(replica, message.stored)
+            case "pulse" if self.relay is not None:
+                event = self.relay.pulse(replica, message.pulse, self.now())
+                if event is not None:
+                    self._inbox.put_nowait(event)
+            case _:
+                return False
+        return True
 
     async def run(self) -> None:
         """Until the job is over. The outcome is then in `job`."""
@@ -86,7 +111,7 @@ class Master:
 
     async def _next(self, watch: asyncio.Task[None]) -> list[e.Event]:
         """Everything that has come, or `TimePassed` when a deadline came first."""
-        deadline = self.job.deadline()
+        deadline = min((t for t in self._deadlines() if t is not None), default=None)
         wait = None if deadline is None else max(0.0, deadline - self.now()) + 0.001
         get = asyncio.create_task(self._inbox.get())
         done, _ = await asyncio.wait({get, watch}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
@@ -96,11 +121,14 @@ class Master:
             raise Unreachable("the cluster stopped telling of its replicas")
         if get not in done:
             get.cancel()
-            return [e.TimePassed()]
+            return [*(self.relay.hung(self.now()) if self.relay is not None else []), e.TimePassed()]
         events = [get.result()]
         while not self._inbox.empty():
             events.append(self._inbox.get_nowait())
         return events
+
+    def _deadlines(self) -> list[float | None]:
+        return [self.job.deadline(), self.relay.deadline() if self.relay is not None else None]
 
     async def _decide(self, events: list[e.Event]) -> None:
         entries, effects = [], []
@@ -116,6 +144,9 @@ class Master:
         faults.point("master.after_journal")
         for effect in effects:
             await self._act(effect)
+        for event, _ in entries:
+            if self.relay is not None and isinstance(event, e.ReplicaJoined):
+                self.relay.again(event.name)
         self.journal.keep_state(self.job, self.now())
 
     async def _act(self, effect: Effect) -> None:
@@ -141,7 +172,7 @@ class Master:
             case c.PublishCheckpoint(cut):
                 faults.point("master.before_publishing")
                 try:
-                    directory = self.actions.publish(effect, self.job.shards.bad_records)
+                    directory = self._publish(effect)
                     published = e.CheckpointPublished(cut, directory)
                 except OSError as error:
                     published = e.CheckpointPublished(cut, "", f"{error.filename}: {error.strerror or error}")
@@ -152,6 +183,11 @@ class Master:
                 self._announce(text)
             case c.FinishJob(outcome, reason):
                 self._announce(f"the job {outcome}: {reason}")
+
+    def _publish(self, command: c.PublishCheckpoint) -> str:
+        if isinstance(self.job, AllreduceJob):
+            return self.actions.publish_state(command, self.job.evaluations)
+        return self.actions.publish(command, self.job.shards.bad_records)
 
     async def _ask_cluster(self, call: Coroutine[Any, Any, None]) -> str:
         """Why the cluster will never do it; empty when it does.
@@ -170,14 +206,15 @@ class Master:
         self.chronicle.note(self.now(), text)
 
     def _say_progress(self) -> None:
-        now, shards = self.now(), self.job.shards
-        self.chronicle.progress(now, shards.done_records)
-        if now - self._said_at >= PROGRESS_SECONDS and shards.version:
+        now, at = self.now(), self.job.progress()
+        self.chronicle.progress(now, at.records)
+        if now - self._said_at >= PROGRESS_SECONDS and at.version:
             self._said_at = now
+            doing = world_phase(self.job) if isinstance(self.job, AllreduceJob) else phase(self.job)
             log.info(
                 "%s: %d of %d records, step %d, loss %s, %.0f records/s",
-                phase(self.job), shards.done_records, self.job.terms.plan.total_records, shards.version,
-                "unknown" if self.job.loss is None else f"{self.job.loss:.4g}", self.chronicle.records_per_second(),
+                doing, at.records, at.total_records, at.version,
+                "unknown" if at.loss is None else f"{at.loss:.4g}", self.chronicle.records_per_second(),
             )  # fmt: skip
 
     async def _watch(self) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from elasticdl.collective.manifest import changed as changed_knobs
+from elasticdl.collective.manifest import read_state_manifest
+from elasticdl.core.allreduce_job import AllreduceJob
 from elasticdl.core.checkpoints import Checkpoint
 from elasticdl.core.job import Job
 from elasticdl.core.plan import BadRecord, EpochDone, Position
@@ -41,4 +44,22 @@ def restored(job: Job, directory: Path, spec: JobSpec, training: Dataset) -> Job
     job.shards.bad_records = [BadRecord(*b) for b in manifest["bad_records"]]
     job.evaluation.go_back(position.version)
     job.checkpoints.known = [Checkpoint(str(directory), position, lasting=True)]
+    return job
+
+
+def state_restored(job: AllreduceJob, directory: Path, spec: JobSpec, training: Dataset) -> AllreduceJob:
+    """An all-reduce job that goes on from a checkpoint."""
+    manifest = read_state_manifest(directory)
+    differ = [f"--{name} (was {then})" for name, then in changed_knobs(manifest, spec)]
+    if manifest["training_data"] != training.fingerprint():
+        differ.append("--training_data")
+    if differ:
+        raise JobFailed(
+            f"{directory}: the checkpoint's place in the data has no meaning with another {', '.join(differ)}"
+        )
+    step = manifest["version"]
+    job.checkpoints.known = [Checkpoint(str(directory), Position(version=step), lasting=True)]
+    job.membership.checkpoint = (str(directory), step)
+    job.step = step
+    job.evaluations = [(version, metrics) for version, metrics in manifest["evaluations"]]
     return job

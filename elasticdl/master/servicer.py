@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from elasticdl.core import events as e
-from elasticdl.master.brain import event_of
+from elasticdl.master.brain import event_of, said_again
 from elasticdl.wire import PROTOCOL, auth
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import ControlServicer
@@ -32,10 +32,12 @@ class Streams(ControlServicer):
         status: Callable[[], pb.Status],
         status_seconds: float = 0.5,
         refuses: Callable[[str, int], str] = lambda role, count: "",
+        aside: Callable[[str, pb.FromReplica], bool] = lambda name, message: False,
     ) -> None:
         self._token, self._epoch = token, master_epoch
         self._hear, self._admits, self._status = hear, admits, status
         self._status_seconds, self._refuses = status_seconds, refuses
+        self._aside = aside  # whether a message was dealt with at once, and is no event
         self._outboxes: dict[str, Outbox] = {}
         self._over = asyncio.Event()
         self._goodbye: pb.ToReplica | None = None
@@ -80,6 +82,8 @@ class Streams(ControlServicer):
         if self._goodbye is not None:
             outbox.put_nowait(self._goodbye)
         self._hear(event_of(name, first))
+        for event in said_again(name, hello):
+            self._hear(event)
         reader = asyncio.create_task(self._read(name, outbox, request_iterator))
         try:
             while (message := await outbox.get()) is not None:
@@ -95,7 +99,7 @@ class Streams(ControlServicer):
             async for message in messages:
                 if self._outboxes.get(name) is not outbox:
                     return
-                if message.WhichOneof("body") not in (None, "hello"):
+                if message.WhichOneof("body") not in (None, "hello") and not self._aside(name, message):
                     self._hear(event_of(name, message))
         finally:
             outbox.put_nowait(None)

@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl import faults
+from elasticdl.files import File, crc32c, durable
 from elasticdl.ps.parameters import EXPORT_ROWS, Floats, Ids, Parameters
-from elasticdl.ps.snapshot import File, crc32c, durable
 
 log = logging.getLogger(__name__)
 

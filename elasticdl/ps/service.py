@@ -15,7 +15,7 @@ from typing import Any
 
 import zmq
 
-from elasticdl import faults
+from elasticdl import faults, files
 from elasticdl.errors import DataError
 from elasticdl.job.parameters import ParametersSpec
 from elasticdl.ps import snapshot
@@ -60,7 +60,7 @@ class Service:
         self.unknown_seconds, self.staleness_modulation = unknown_seconds, staleness_modulation
         self.ledger = Ledger()
         self.parameters: Parameters | None = None
-        self._begin_from: tuple[Path, list[list[snapshot.File]]] | None = None
+        self._begin_from: tuple[Path, list[list[files.File]]] | None = None
         self._chain = Chain()
         self._saving: Saving | None = None
         self._told_saved = False
@@ -213,7 +213,7 @@ class Service:
             self.parameters, self._chain = held, Chain(directory, parts[0])
             held.forget_views()
             return
-        snapshot.verify(directory, [f for p in parts for f in p])
+        files.verify(directory, [f for p in parts for f in p])
         faults.point("server.restoring")
         if held is not None:
             self.parameters = snapshot.resized(held, self.servers, directory, parts, self.seed)
@@ -306,7 +306,7 @@ class Service:
             raise BadFrame("another worker declared a different model: did the model file change during the job?")
         self._answer(sender, header, Answer.OK)
 
-    def _continue_chain(self, parameters: Parameters, directory: Path, parts: list[list[snapshot.File]]) -> None:
+    def _continue_chain(self, parameters: Parameters, directory: Path, parts: list[list[files.File]]) -> None:
         """What was read need not be written again, where it is this server's own part."""
         for store in parameters.stores:
             store.release(store.mark())

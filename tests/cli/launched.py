@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 
 from elasticdl.data.recordio import RecordIOWriter
+from elasticdl.files import File
 from elasticdl.job.names import ENV_JOB_FILE, JobPaths
-from elasticdl.ps.snapshot import File
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "tests" / "models"

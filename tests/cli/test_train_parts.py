@@ -21,9 +21,9 @@ from elasticdl.cli.job_dir import claim, look
 from elasticdl.cli.resume import command_line, resume_command
 from elasticdl.cli.tail import Changes, LogReader
 from elasticdl.errors import UsageError
+from elasticdl.files import checksum
 from elasticdl.job.names import JobPaths
 from elasticdl.job.spec import JobSpec
-from elasticdl.ps.snapshot import checksum
 from tests.cli.launched import write_manifest
 
 # Names.

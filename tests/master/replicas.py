@@ -20,6 +20,7 @@ from elasticdl.core import events as e
 from elasticdl.core.job import Job, Terms
 from elasticdl.data.dataset import DataFile, Dataset
 from elasticdl.errors import ElasticDLError
+from elasticdl.files import checksum
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.actions import Actions
@@ -27,7 +28,6 @@ from elasticdl.master.journal import Journal
 from elasticdl.master.main import terms_of
 from elasticdl.master.master import Master
 from elasticdl.ps.ledger import Ledger, Push, Verdict
-from elasticdl.ps.snapshot import checksum
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server

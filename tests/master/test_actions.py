@@ -9,9 +9,10 @@ import pytest
 
 from elasticdl.core.commands import PublishCheckpoint
 from elasticdl.core.plan import BadRecord, EpochDone, Position
+from elasticdl.files import MANIFEST
 from elasticdl.master.actions import Actions
 from elasticdl.master.brain import partial_directory
-from elasticdl.ps.snapshot import MANIFEST, read_manifest
+from elasticdl.ps.snapshot import read_manifest
 from tests.master.replicas import DATA, job_spec
 
 AT = Position(40, (0, 5), {"train/0/4": (1, 2)}, {0: EpochDone(40, 320)})

@@ -18,10 +18,11 @@ from elasticdl.core import events as e
 from elasticdl.core.job import Job
 from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED
 from elasticdl.errors import JobFailed, Refused, Unreachable
+from elasticdl.files import verify
 from elasticdl.master.journal import Journal
 from elasticdl.master.master import Master, cause_of
 from elasticdl.master.resume import restored
-from elasticdl.ps.snapshot import read_manifest, verify
+from elasticdl.ps.snapshot import read_manifest
 from elasticdl.wire import auth
 from elasticdl.wire import control_pb2 as pb
 from tests.master.replicas import DATA, TOKEN, Stage

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from elasticdl.ps.snapshot import MANIFEST, read_manifest, verify
+from elasticdl.files import MANIFEST, verify
+from elasticdl.ps.snapshot import read_manifest
 from elasticdl.wire import control_pb2 as pb
 from tests.processes.harness import RunningJob, check_witness, start, start_witness, write_ids
 

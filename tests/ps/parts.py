@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from elasticdl.files import File
 from elasticdl.ps import snapshot
 from elasticdl.ps.parameters import Parameters
 from elasticdl.ps.saving import Chain, Saving
-from elasticdl.ps.snapshot import File
 from tests.ps.servers import SEED
 
 State = tuple[list[dict[int, bytes]], bytes, bytes, bytes]

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elasticdl import files
 from elasticdl.job.parameters import ParametersSpec, TableSpec
-from elasticdl.ps import saving, snapshot
+from elasticdl.ps import saving
 from elasticdl.ps.parameters import Parameters
 from elasticdl.ps.saving import MOST_FILES, Chain
 from tests.ps.parts import read, save, state, write
@@ -103,7 +104,7 @@ def test_only_what_changed_is_written_and_the_rest_is_linked(tmp_path: Path) -> 
     assert (tmp_path / "1" / old["name"]).stat().st_ino == (tmp_path / "2" / old["name"]).stat().st_ino
     assert new["bytes"] < old["bytes"] / 20
     shutil.rmtree(tmp_path / "1")
-    snapshot.verify(tmp_path / "2", second.files)
+    files.verify(tmp_path / "2", second.files)
     assert state(read(life.parameters, tmp_path / "2", second.files)) == state(life.parameters)
 
 
@@ -118,7 +119,7 @@ def test_where_files_cannot_be_linked_they_are_copied(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(os, "link", refused)
     second = save(life.parameters, tmp_path / "2", first)
-    snapshot.verify(tmp_path / "2", second.files)
+    files.verify(tmp_path / "2", second.files)
     assert state(read(life.parameters, tmp_path / "2", second.files)) == state(life.parameters)
 
 

@@ -14,10 +14,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from elasticdl.errors import DataError
+from elasticdl.files import MANIFEST, REMEDY, File, checksum, verify, write_durably
 from elasticdl.job.parameters import OptimizerSpec, ParametersSpec, TableSpec, VariableSpec
 from elasticdl.ps import snapshot
 from elasticdl.ps.parameters import Parameters
-from elasticdl.ps.snapshot import File
 from elasticdl.wire import control_pb2 as pb
 from tests.ps import parts
 from tests.ps.servers import SEED, Servers, Trainer, model, serving, training
@@ -32,7 +32,7 @@ def write_manifest(directory: Path, files: dict[str, list[File]], version: int =
         "done": {}, "bad_records": [], "training_data": "x", "minibatch_size": 1, "max_step": 0,
         "num_minibatches_per_task": 100, "seed": SEED, "shuffle": True,
     }  # fmt: skip
-    snapshot.write_durably(directory / snapshot.MANIFEST, json.dumps(manifest | more).encode())
+    write_durably(directory / MANIFEST, json.dumps(manifest | more).encode())
 
 
 def freeze(servers: Servers, where: Path, cut: int = 1) -> dict[int, pb.Wrote]:
@@ -189,7 +189,7 @@ def test_the_file_is_plain_safetensors_and_aligned(tmp_path: Path) -> None:
     parameters.rows(0, np.arange(7))
     (file,) = parts.save(parameters, tmp_path).files
     raw = (tmp_path / file["name"]).read_bytes()
-    assert file["bytes"] == len(raw) and file["crc32c"] == snapshot.checksum(tmp_path / file["name"])
+    assert file["bytes"] == len(raw) and file["crc32c"] == checksum(tmp_path / file["name"])
     header_bytes = int.from_bytes(raw[:8], "little")
     assert header_bytes % 8 == 0
     found = load_file(tmp_path / file["name"])
@@ -249,7 +249,7 @@ def small(tmp_path: Path) -> Path:
 def use(directory: Path, spec: ParametersSpec | None = None) -> None:
     """Check and read all of a checkpoint, as a server does."""
     needed = snapshot.needed(snapshot.read_manifest(directory), 0, 1)
-    snapshot.verify(directory, [f for p in needed for f in p])
+    verify(directory, [f for p in needed for f in p])
     snapshot.restore(Parameters(spec or model(OPTIMIZERS["sgd"]), 0, 1, SEED), directory, needed)
 
 
@@ -257,14 +257,14 @@ def trouble(directory: Path, spec: ParametersSpec | None = None) -> str:
     """What is wrong with this checkpoint, in the words of the error."""
     with pytest.raises(DataError) as error:
         use(directory, spec)
-    assert error.value.remedy == snapshot.REMEDY
+    assert error.value.remedy == REMEDY
     return str(error.value)
 
 
 def test_a_checkpoint_without_its_manifest_does_not_exist(small: Path) -> None:
-    (small / snapshot.MANIFEST).unlink()
+    (small / MANIFEST).unlink()
     assert "no complete checkpoint" in trouble(small) and str(small) in trouble(small)
-    (small / (snapshot.MANIFEST + ".partial")).write_text("{}")
+    (small / (MANIFEST + ".partial")).write_text("{}")
     assert "no complete checkpoint" in trouble(small)
 
 
@@ -272,8 +272,8 @@ def test_a_checkpoint_without_its_manifest_does_not_exist(small: Path) -> None:
     "text", [b"", b"{", b"[]", b"7", b"\xff\xfe", b"{}", b'{"version": 1, "files": ["a"]}', b'{"version": -1e9}']
 )
 def test_a_garbled_manifest_names_itself(small: Path, text: bytes) -> None:
-    (small / snapshot.MANIFEST).write_bytes(text)
-    assert trouble(small).startswith(f"{small / snapshot.MANIFEST}: the manifest cannot be read")
+    (small / MANIFEST).write_bytes(text)
+    assert trouble(small).startswith(f"{small / MANIFEST}: the manifest cannot be read")
 
 
 def test_a_part_that_is_not_what_was_written_names_its_file(small: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_part_that_was_never_one_names_its_file_even_where_the_checksum_is_rig
     part = small / "ps-1-of-2.0.safetensors"
     part.write_bytes(b"\xff" * 64)
     files = dict(snapshot.read_manifest(small)["files"])
-    files["ps-1"] = [{"name": part.name, "bytes": 64, "crc32c": snapshot.checksum(part)}]
+    files["ps-1"] = [{"name": part.name, "bytes": 64, "crc32c": checksum(part)}]
     write_manifest(small, files)
     assert trouble(small).startswith(f"{part}: this part of the checkpoint cannot be read")
 

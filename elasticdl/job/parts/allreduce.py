@@ -7,36 +7,30 @@ from typing import ClassVar, Literal
 from elasticdl.job.knob import TRAIN, Part, knob
 from elasticdl.job.values import Count, OptionalPositive
 
-ALLREDUCE = "elastic all-reduce"
+FOLLOWING = "a batch that follows the number of workers"
 
 
 class AllreducePart(Part):
     title: ClassVar[str] = "All-reduce"
 
     min_workers: OptionalPositive = knob(
-        None, "Training waits while fewer workers than this are ready.", commands=TRAIN, later=ALLREDUCE
+        None, "Training waits while fewer workers than this are ready.", commands=TRAIN
     )
-    max_workers: OptionalPositive = knob(
-        None, "The job never takes more workers than this.", commands=TRAIN, later=ALLREDUCE
-    )
-    num_standby: Count = knob(
-        0, "How many workers are kept warm to replace one that is lost.", commands=TRAIN, later="warm standby workers"
-    )
+    max_workers: OptionalPositive = knob(None, "The job never takes more workers than this.", commands=TRAIN)
+    num_standby: Count = knob(0, "How many workers are kept warm to replace one that is lost.", commands=TRAIN)
     virtual_workers: OptionalPositive = knob(
         None,
         "Into how many parts each step's batch is cut, however many workers share them; fixed for the life of a job.",
         commands=TRAIN,
-        later=ALLREDUCE,
     )
     deterministic: bool = knob(
         True,
         "Whether gradients are added in one fixed order, so that the weights do not depend on who was alive.",
         commands=TRAIN,
-        later=ALLREDUCE,
     )
     batch_policy: Literal["fixed", "per_worker"] = knob(
         "fixed",
         "Whether a step's batch stays the same when workers come and go, or follows their number.",
         commands=TRAIN,
-        later=ALLREDUCE,
+        later={"per_worker": FOLLOWING},
     )

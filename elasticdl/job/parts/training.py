@@ -16,7 +16,7 @@ class TrainingPart(Part):
         "How workers share what they learn: through parameter servers, by all-reduce, not at all (one worker), or in a "
         "way of their own (--job_command).",
         common=True,
-        later={"AllreduceStrategy": "elastic all-reduce", "CustomStrategy": "running a program of your own"},
+        later={"CustomStrategy": "running a program of your own"},
         remedy="Use ParameterServerStrategy.",
     )
     minibatch_size: Positive = knob(64, "How many records a worker trains on at a time.", common=True)

@@ -1,0 +1,44 @@
+"""The manifest of an all-reduce checkpoint: which files it consists of, and where in the data it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+from elasticdl.files import read_validated
+from elasticdl.job.spec import JobSpec
+
+
+class StateManifest(TypedDict):
+    strategy: Literal["allreduce"]
+    cut: int
+    version: int  # steps in the model
+    part: dict[str, Any]  # what the worker that wrote it says of its files
+    training_data: str  # fingerprint
+    minibatch_size: int
+    num_workers: int
+    virtual_workers: int
+    max_step: int
+    num_minibatches_per_task: int
+    seed: int
+    shuffle: bool
+    deterministic: bool
+    evaluations: list[tuple[int, str]]
+
+
+_MANIFEST = TypeAdapter(StateManifest)
+# What fixes which records belong to which step.
+FIXED = ("minibatch_size", "num_workers", "virtual_workers", "num_minibatches_per_task", "max_step", "seed", "shuffle")
+
+
+def read_state_manifest(directory: Path) -> StateManifest:
+    return read_validated(directory, _MANIFEST)
+
+
+def changed(manifest: StateManifest, spec: JobSpec) -> list[tuple[str, Any]]:
+    """Knobs that this job has another value of than the one that wrote the checkpoint, and that one's value."""
+    then = dict(manifest)
+    return [(name, then[name]) for name in FIXED if then[name] != getattr(spec, name)]

@@ -1,0 +1,66 @@
+"""Liveness is progress: which worker of a world stands still while the others wait for it.
+
+Pulses come a few times a second and are not journaled; that somebody is hung is an event, which is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+FLOOR_SECONDS = 5.0
+STEPS = 10  # a part of a step that lasts as long as so many whole ones does not end any more
+LEARNT = ("data", "compute", "apply")  # phases whose length the step time tells; the others may take long
+
+
+@dataclass
+class Beat:
+    step: int
+    phase: str
+    since: float  # when that phase began
+    heard: float
+
+
+@dataclass
+class Pulses:
+    hang_seconds: float  # the limit as long as nothing is learnt, and the upper one
+    beats: dict[str, Beat] = field(default_factory=dict)
+    step_seconds: dict[str, float] = field(default_factory=dict)
+
+    def heard(self, worker: str, step: int, phase: str, seconds: float, step_seconds: float, now: float) -> None:
+        self.beats[worker] = Beat(step, phase, now - seconds, now)
+        if step_seconds > 0:
+            self.step_seconds[worker] = step_seconds
+
+    def forget(self, worker: str) -> None:
+        self.beats.pop(worker, None)
+        self.step_seconds.pop(worker, None)
+
+    @property
+    def limit_seconds(self) -> float:
+        learnt = max(self.step_seconds.values(), default=0.0)
+        return min(self.hang_seconds, max(FLOOR_SECONDS, STEPS * learnt)) if learnt else self.hang_seconds
+
+    def hung(self, members: Iterable[str], now: float) -> list[tuple[str, str]]:
+        """Who of these stands still, and in which words to say so. Who waits in the exchange waits for others."""
+        found, limit = [], self.limit_seconds
+        for name in members:
+            beat = self.beats.get(name)
+            if beat is None:
+                continue
+            if now - beat.heard >= limit:
+                found.append((name, f"silent for {now - beat.heard:.1f} s, at step {beat.step} in {beat.phase}"))
+            elif now - beat.since >= self._limit_of(beat.phase):
+                found.append((name, f"{beat.phase} of step {beat.step} lasts {now - beat.since:.1f} s already"))
+        return found
+
+    def _limit_of(self, phase: str) -> float:
+        if phase in LEARNT:
+            return self.limit_seconds
+        return float("inf") if phase in ("exchange", "wait") else self.hang_seconds
+
+    def deadline(self, members: Iterable[str]) -> float | None:
+        """When somebody may turn out to be hung."""
+        beats = [self.beats[n] for n in members if n in self.beats]
+        times = [b.heard + self.limit_seconds for b in beats] + [b.since + self._limit_of(b.phase) for b in beats]
+        return min(times, default=None)

@@ -1,0 +1,69 @@
+"""What workers say to each other through the master, and how they are doing: heard at once, and not journaled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from elasticdl.core import events as e
+from elasticdl.core.allreduce_job import AllreduceJob
+from elasticdl.core.membership import Phase
+from elasticdl.core.pulses import Pulses
+from elasticdl.wire import control_pb2 as pb
+
+COMMIT_SECONDS = 0.5  # how often the journal hears how far training is
+
+
+class Relay:
+    """The store behind the newest world's process group, and the pulses of its members."""
+
+    def __init__(self, job: AllreduceJob, send: Callable[[str, pb.ToReplica], None]) -> None:
+        self._job, self._send = job, send
+        self._generation = 0
+        self._values: dict[str, pb.Stored] = {}
+        self.pulses = Pulses(job.terms.budget.hang_seconds)
+        self._told_at, self._told = 0.0, 0
+
+    def stored(self, worker: str, stored: pb.Stored) -> None:
+        """Pass a key on to the other members of its generation; of an older one nobody hears any more."""
+        membership = self._job.membership
+        if stored.generation != membership.generation or worker not in membership.members:
+            return
+        if stored.generation != self._generation:
+            self._generation, self._values = stored.generation, {}
+        self._values[stored.key] = stored
+        for name in membership.members:
+            if name != worker:
+                self._send(name, pb.ToReplica(stored=stored))
+
+    def again(self, worker: str) -> None:
+        """A member's stream is back: what the others stored meanwhile."""
+        membership = self._job.membership
+        if self._generation == membership.generation and worker in membership.members:
+            for stored in self._values.values():
+                self._send(worker, pb.ToReplica(stored=stored))
+
+    def pulse(self, worker: str, pulse: pb.Pulse, now: float) -> e.Event | None:
+        """Remember it; now and then it is an event: how far training is."""
+        self.pulses.heard(worker, pulse.step, pulse.phase, pulse.seconds, pulse.step_seconds, now)
+        plan, last = self._job.terms.plan, self._told
+        finished = pulse.step >= plan.total_steps
+        if pulse.step <= self._job.step or (now - self._told_at < COMMIT_SECONDS and not finished):
+            return None
+        if pulse.generation != self._job.membership.running_generation or (finished and last >= pulse.step):
+            return None
+        self._told_at, self._told = now, pulse.step
+        return e.StepsCommitted(worker, pulse.generation, pulse.step, pulse.loss if pulse.has_loss else None)
+
+    def hung(self, now: float) -> list[e.Event]:
+        """Members that stand still."""
+        return [e.WorkerHung(name, why) for name, why in self.pulses.hung(self._watched(), now)]
+
+    def deadline(self) -> float | None:
+        return self.pulses.deadline(self._watched())
+
+    def _watched(self) -> list[str]:
+        m = self._job.membership
+        there = [n for n in m.members if n in m.workers and m.workers[n].in_touch] if m.phase is not Phase.NONE else []
+        for name in [n for n in self.pulses.beats if n not in m.workers]:
+            self.pulses.forget(name)
+        return there

@@ -1,0 +1,51 @@
+"""Between the core of an all-reduce job and the wire: commands become messages. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from elasticdl.core import commands as c
+from elasticdl.core import events as e
+from elasticdl.core.allreduce_job import AllreduceJob
+from elasticdl.master.brain import Effect, Send, partial_directory
+from elasticdl.wire import control_pb2 as pb
+
+
+@dataclass
+class WorldBrain:
+    """The job's decisions as effects: messages to send, and commands that only the shell can carry out."""
+
+    job: AllreduceJob
+    checkpoint_dir: str = ""
+    output: str = ""
+
+    def decide(self, event: e.Event, now: float) -> list[Effect]:
+        out: list[Effect] = []
+        for command in self.job.handle(event, now):
+            out += self._effects(command)
+        return out
+
+    def _effects(self, command: c.Command) -> Iterable[Effect]:
+        match command:
+            case c.ProposeWorld(generation, members, to, urgent, reason):
+                proposal = pb.Proposal(generation=generation, members=members, urgent=urgent, reason=reason)
+                return [Send(name, pb.ToReplica(proposal=proposal)) for name in to]
+            case c.StartWorld(generation, members, to, state, copies, directory):
+                start = pb.Start(
+                    generation=generation, members=members, copies=copies, directory=directory,
+                    state=pb.StateName(generation=state[0], step=state[1]),
+                )  # fmt: skip
+                return [Send(name, pb.ToReplica(start=start)) for name in to]
+            case c.SaveState(worker, cut, at):
+                directory = partial_directory(self.checkpoint_dir, self.job.terms.job, cut)
+                return [Send(worker, pb.ToReplica(save=pb.Save(cut=cut, directory=directory, at=at)))]
+            case c.SettleSave(cut, directory, worker):
+                settle = pb.ToReplica(settle=pb.Settle(cut=cut, published=bool(directory), directory=directory))
+                names = [worker] if worker else [r.name for r in self.job.replicas.joined("worker")]
+                return [Send(name, settle) for name in names]
+            case c.ExportModel(worker):
+                export = pb.Export(directory=self.output if self.job.terms.export else "", audit=self.job.terms.audit)
+                return [Send(worker, pb.ToReplica(export=export))]
+            case _:
+                return [command]

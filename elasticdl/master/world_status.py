@@ -1,0 +1,77 @@
+"""What the master of an all-reduce job tells people: its state in one message."""
+
+from __future__ import annotations
+
+import json
+
+from elasticdl.core.allreduce_job import AllreduceJob
+from elasticdl.core.membership import Phase
+from elasticdl.core.replicas import State
+from elasticdl.master.status import Chronicle
+from elasticdl.wire import control_pb2 as pb
+
+
+def world_phase(job: AllreduceJob) -> str:
+    if job.outcome:
+        return job.outcome
+    if job.stopping:
+        return "stopping"
+    if not job.step and not job.membership.training:
+        return "starting"
+    if job.exporter and not job.concluded:
+        return "exporting"
+    if job.trained_out:
+        return "evaluating"
+    return "training" if job.membership.phase is not Phase.NONE else "waiting for workers"
+
+
+def world_status(job: AllreduceJob, chronicle: Chronicle, now: float, master_starts: int) -> pb.Status:
+    at, membership = job.progress(), job.membership
+    out = pb.Status(
+        job=job.terms.job,
+        phase=world_phase(job),
+        reason=job.reason,
+        records_done=at.records,
+        records_total=at.total_records,
+        epoch=at.epoch,
+        epochs=at.epochs,
+        version=at.version,
+        version_total=at.total_versions,
+        loss=at.loss or 0.0,
+        has_loss=at.loss is not None,
+        records_per_second=chronicle.records_per_second(),
+        losses=job.replicas.losses,
+        recovery_seconds=[r.seconds for r in job.recoveries if r.seconds is not None],
+        started_at=chronicle.started_at,
+        now=now,
+        output=job.exported,
+        audit=job.audited,
+        checkpoint=job.checkpoint,
+        master_starts=master_starts,
+        repeated_batches=job.repeated,
+        mode=job.terms.mode,
+        generation=membership.generation,
+        world=membership.members,
+    )
+    for version, metrics in job.evaluations:
+        out.evaluations.add(version=version, metrics=json.loads(metrics))
+    for r in job.replicas.replicas.values():
+        shown: str = r.state
+        if r.state is State.JOINED:
+            shown = _seat(job, r.name)
+        out.replicas.add(name=r.name, role=r.role, state=shown, detail=r.detail, since=r.since)
+    for when, text in chronicle.decisions:
+        out.decisions.add(at=when, text=text)
+    for epoch in range(at.epoch + 1):
+        done = job.terms.plan.records_in(epoch, job.step)
+        if done:
+            out.epochs_done.add(epoch=epoch, records=done, batches=job.terms.plan.steps_in(epoch, job.step))
+    return out
+
+
+def _seat(job: AllreduceJob, name: str) -> str:
+    m = job.membership
+    if name not in m.members or m.phase is Phase.NONE:
+        return "standby" if job.terms.standby else "ready"
+    rank = f"rank {m.members.index(name)} of {len(m.members)}"
+    return rank if name in m.formed else f"{rank}, joining"
