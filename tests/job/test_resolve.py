@@ -105,12 +105,12 @@ def test_resolving_again_changes_nothing() -> None:
 
 
 def test_features_of_later_releases_are_all_refused_by_name_at_once() -> None:
-    result = resolved(batch_policy="per_worker", distribution_strategy="CustomStrategy", job_command="true", image_name="i")
+    result = resolved(batch_policy="per_worker", yaml="job.yaml", image_name="i")
     assert result.problems == ()
     with pytest.raises(UsageError) as caught:
         result.require()
     where = {problem.where for problem in caught.value.problems}
-    assert where == {"--batch_policy", "--distribution_strategy", "--job_command", "--image_name"}
+    assert where == {"--batch_policy", "--yaml", "--image_name"}
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
