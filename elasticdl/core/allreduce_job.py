@@ -10,6 +10,7 @@ from typing import Self
 from elasticdl.core.checkpoints import Checkpoints, Schedule
 from elasticdl.core.commands import (
     Announce,
+    AskForStack,
     Command,
     DeleteCheckpoints,
     ExportModel,
@@ -49,6 +50,7 @@ from elasticdl.core.replicas import FINISHED, PREEMPTED, Budget, Replicas, State
 from elasticdl.core.steps import StepPlan
 
 NEXT = 0  # save at the next step
+STACK_SECONDS = 1.0  # a hung worker may take to say where it stands
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,8 @@ class AllreduceJob:
                 r = self.replicas.replicas.get(worker)
                 if r is None or worker not in self.membership.workers:
                     return []
-                return [Announce(f"{worker} is hung: {reason}"), *self._put_down(worker, f"hung: {reason}", now)]
+                asked: list[Command] = [Announce(f"{worker} is hung: {reason}"), AskForStack(worker, reason)]
+                return asked + self._put_down(worker, f"hung: {reason}", now, STACK_SECONDS)
             case WorkerUnfit(worker, error):
                 return [FinishJob(FAILED, f"{worker}: {error}")]
             case StopRequested(reason):
@@ -285,10 +288,11 @@ class AllreduceJob:
             self.recoveries.append(Recovery(name, now, []))
         return []
 
-    def _put_down(self, name: str, reason: str, now: float) -> list[Command]:
+    def _put_down(self, name: str, reason: str, now: float, grace_seconds: float = 0.0) -> list[Command]:
         """Replace a worker that is there but of no use."""
         out = self._lost(name, now)
         self.replicas.replace(name, PREEMPTED, reason, now, out)
+        out = [replace(c, grace_seconds=grace_seconds) if isinstance(c, StopReplica) else c for c in out]
         out += self._forget(name) + self.membership.exclude(name, now)
         return out + self.replicas.handle(TimePassed(), now)
 

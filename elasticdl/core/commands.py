@@ -185,6 +185,14 @@ class SaveState(Command):
 
 
 @dataclass(frozen=True)
+class AskForStack(Command):
+    """A worker is about to be put down because it stands still: have it say where."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class ExportModel(Command):
     """Have a worker write the model, and say what the audit found."""
 

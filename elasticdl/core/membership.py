@@ -3,11 +3,12 @@
 A world is proposed, confirmed by every member, and started. A member confirms only once it has left the world before,
 and an exchange of gradients needs all members of its world: so two worlds never commit side by side. Where nobody of
 the old world is in the new one, the new one waits until all of the old are known to be gone, or have been silent for so
-long that they stopped by themselves.
+long that they stopped by themselves. It waits in the same way for somebody out of touch who alone holds the state.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -43,6 +44,15 @@ class Ready:
 
 
 @dataclass
+class Beginning:
+    """Where a world begins: said once more, it must be the same."""
+
+    state: State = NOTHING
+    copies: dict[str, str] = field(default_factory=dict)
+    directory: str = ""
+
+
+@dataclass
 class Membership:
     wanted: int  # how many workers train together, if they are there
     least: int = 1
@@ -57,6 +67,8 @@ class Membership:
     running: dict[str, str] = field(default_factory=dict)  # of the last world that was started: member -> incarnation
     running_generation: int = 0
     formed: set[str] = field(default_factory=set)
+    begun: Beginning = field(default_factory=lambda: Beginning())  # of the last world that was started
+    holders: set[str] = field(default_factory=set)  # who is known to hold the state of that world
     committed: State = NOTHING  # the newest that was heard of
     checkpoint: tuple[str, int] = ("", 0)  # directory and step of the newest on disk
     fingerprint: str = ""  # the one of the first world
@@ -72,18 +84,26 @@ class Membership:
         self, name: str, incarnation: str, generation: int, fingerprint: str, leaving: bool, now: float
     ) -> list[Command]:
         """A worker is (back) in touch, and in this world; 0: in none."""
-        before = self.workers.get(name)
-        w = Ready(incarnation, fingerprint, leaving=leaving or (before is not None and before.leaving))
         out: list[Command] = []
+        before = self.workers.get(name)
+        if before is not None and before.incarnation != incarnation:
+            out, before = self.gone(name, now), None  # another process: what the one before held is lost
+        w = Ready(incarnation, fingerprint, leaving=leaving or (before is not None and before.leaving))
         if self.same_arithmetic and self.fingerprint and fingerprint != self.fingerprint:
             w.refused = True
             if before is None or not before.refused:
-                out.append(Announce(f"{name} is not taken: {_difference(fingerprint, self.fingerprint)}"))
+                out.append(self._refusal(name, fingerprint))
         self.workers[name] = w
         if self.first_ready is None:
             self.first_ready = now
         if name not in self.members:
-            return out + self._review(now)
+            out += self._review(now)
+            if generation and not any(isinstance(c, ProposeWorld) and name in c.to for c in out):
+                # It is in a world that goes on without it, or is to end.
+                ending = name in self.running and generation == self.running_generation
+                urgent = self.urgent or not ending
+                out.append(ProposeWorld(self.generation, self.members, (name,), urgent, "its world is over"))
+            return out
         if self.phase is Phase.PROPOSED:
             out.append(self._proposal((name,), "it is back"))
         elif self.phase is Phase.RUNNING and generation != self.generation:
@@ -102,18 +122,25 @@ class Membership:
 
     def gone(self, name: str, now: float) -> list[Command]:
         """The process is known to be dead."""
+        counted = name in self.workers  # of one that was put down the others know already
+        lost = name if counted and name in self.running else ""
+        self._forget(name)
         self.running.pop(name, None)
         self.excluded.pop(name, None)
-        if self.workers.pop(name, None) is None:
-            return []
-        return self._review(now, lost=name in self.members)
+        return self._review(now, lost)
 
     def exclude(self, name: str, now: float) -> list[Command]:
         """It is being put down: it counts no more, but it may still be alive for a while."""
-        if self.workers.pop(name, None) is None:
+        w = self.workers.get(name)
+        if w is None:
             return []
-        self.excluded[name] = now
-        return self._review(now, lost=name in self.members)
+        self._forget(name)
+        self.excluded[name] = now if w.in_touch else w.silent_since
+        return self._review(now, name if name in self.running else "")
+
+    def _forget(self, name: str) -> None:
+        self.workers.pop(name, None)
+        self.holders.discard(name)
 
     def leave(self, name: str, now: float) -> list[Command]:
         """It was told to go, and would like to at the end of a step."""
@@ -132,9 +159,9 @@ class Membership:
 
     def broken(self, name: str, generation: int, suspects: Iterable[str], now: float) -> list[Command]:
         """An exchange failed, or the group could not be built. That alone makes nobody a suspect of the master's."""
-        if self.phase is Phase.NONE or generation != self.running_generation or name not in self.running:
+        if generation != self.running_generation or name not in self.running:
             return []
-        if self.phase is Phase.PROPOSED:
+        if self.phase is not Phase.RUNNING:
             if self.urgent:
                 return []  # it is being dealt with
             return self._propose(self._desired(now), True, f"{name} reports that the world broke", now)
@@ -150,13 +177,20 @@ class Membership:
         if self.phase is not Phase.RUNNING or generation != self.generation or name not in self.members:
             return []
         self.formed.add(name)
+        self.holders.add(name)
         return self._review(now)
 
-    def stepped(self, generation: int, step: int) -> None:
-        if generation == self.running_generation:
-            self.failures = 0
-            self.suspicion.clear()
-            self.committed = max(self.committed, (generation, step), key=_age)
+    def stepped(self, generation: int, step: int, now: float) -> list[Command]:
+        if generation != self.running_generation or step <= self.begun.state[1]:
+            return []
+        self.failures = 0
+        self.suspicion.clear()
+        self.committed = max(self.committed, (generation, step), key=_age)
+        self.holders |= {n for n in self.running if n in self.workers}
+        if self.phase is not Phase.RUNNING or self.training:
+            return []
+        self.formed = set(self.members)  # a step needs all of them, whoever's word of it was lost
+        return self._review(now)
 
     def scaled(self, wanted: int, now: float) -> list[Command]:
         self.wanted = wanted
@@ -168,7 +202,7 @@ class Membership:
             w.in_touch, w.silent_since, w.patience = False, now, now + RETURN_SECONDS
 
     def time_passed(self, now: float) -> list[Command]:
-        return self._review(now) + (self._start(now) if self.phase is Phase.PROPOSED else [])
+        return self._review(now)
 
     def deadline(self, now: float) -> float | None:
         """When `time_passed` should come next."""
@@ -177,9 +211,9 @@ class Membership:
             times.append(self.first_ready + LAST_CALL_SECONDS)
         if self.phase is Phase.PROPOSED:
             times += [w.patience for n, w in self.workers.items() if n in self.members and not w.in_touch]
-            if self._all_confirmed and not self._fenced(now):
-                times += [self._silent_until(n) for n in self.running]
-        return min((t for t in times if t > now), default=None)
+            if self._all_confirmed:
+                times += [self._silent_until(n) for n in {*self.running, *self.holders}]
+        return min((t for t in times if now < t < float("inf")), default=None)
 
     # Questions.
 
@@ -201,34 +235,41 @@ class Membership:
     def _desired(self, now: float) -> tuple[str, ...]:
         """Who should train together now: who does already, then who came first."""
         able = [n for n in self.workers if self._available(n, now)]
+        if self.same_arithmetic and not self.fingerprint:  # the first world decides: most, or who came first
+            prints = Counter(self.workers[n].fingerprint for n in able)
+            able = [n for n in able if self.workers[n].fingerprint == max(prints, key=prints.__getitem__)]
         staying = [n for n in able if not self.workers[n].leaving]
         order = [n for n in self.members if n in staying] + [n for n in staying if n not in self.members]
-        desired = order[: self.wanted]
-        if desired and not any(n in self.running for n in desired):
-            # All who hold the state are about to leave: one of them stays until the others have it.
-            desired += [n for n in self.running if n in able and self.workers[n].leaving][:1]
+        desired = sorted(order, key=lambda n: n not in self.holders)[: self.wanted]
+        away = any(n not in able and not self.workers[n].leaving for n in self.holders)
+        if (desired or away) and not self._held_by(desired):
+            # All who hold the state and are in touch are about to leave: one of them stays until another has it.
+            last = [n for n in able if n in self.holders and self.workers[n].leaving][:1]
+            desired = desired[: max(1, self.wanted - len(last))] + last
         return tuple(desired) if len(desired) >= self.least else ()
+
+    def _held_by(self, names: Iterable[str]) -> bool:
+        return any(n in self.holders for n in names)
 
     # Decisions.
 
-    def _review(self, now: float, lost: bool = False) -> list[Command]:
+    def _review(self, now: float, lost: str = "") -> list[Command]:
+        """What follows from who is there; `lost` was in the last world that was started."""
         desired = self._desired(now)
         if self.phase is Phase.NONE:
-            waited = self.first_ready is not None and now >= self.first_ready + LAST_CALL_SECONDS
-            if not desired or not (len(desired) >= self.wanted or waited or self.running_generation):
-                return []
-            return self._propose(desired, True, f"{_workers(len(desired))} ready", now)
+            return self._first(desired, lost, now)
         silent = [n for n in self.members if n not in desired and not self._available(n, now)]
         if self.phase is Phase.PROPOSED:
-            if silent or lost:
-                return self._propose(desired, self.urgent or lost, _missing(silent), now)
-            grown = not self.urgent and set(desired) != set(self.members)
-            shrunk = any(n not in desired for n in self.members)
-            if grown or (shrunk and not self.confirmed):
+            if silent or (lost and not self.urgent):
+                return self._propose(desired, self.urgent or bool(lost), _missing(lost, silent), now)
+            rescued = self._held_by(desired) and not self._held_by(self.members)
+            changed = not self.urgent and set(desired) != set(self.members)
+            shrunk = any(n not in desired for n in self.members) and not self.confirmed
+            if rescued or changed or shrunk:
                 return self._propose(desired, self.urgent, "the workers that are there changed", now)
-            return []
+            return self._start(now)
         if lost:
-            return self._propose(desired, True, "a member is gone", now)
+            return self._propose(desired, True, f"{lost} is gone", now)
         if not self.training and not any(n in self.workers and self.workers[n].leaving for n in self.members):
             return []  # one change after the other
         leavers = [n for n in self.members if n not in desired and n not in silent]
@@ -237,6 +278,15 @@ class Membership:
             return self._propose(desired, False, f"{', '.join(leavers)} leaves", now)
         if comers and not silent:
             return self._propose(desired, False, f"{', '.join(comers)} joins", now)
+        return []
+
+    def _first(self, desired: tuple[str, ...], lost: str, now: float) -> list[Command]:
+        """Nobody trains: whether somebody can."""
+        waited = self.first_ready is not None and now >= self.first_ready + LAST_CALL_SECONDS
+        if desired and (len(desired) >= self.wanted or waited or self.running_generation):
+            return self._propose(desired, True, f"{_workers(len(desired))} ready", now)
+        if lost and not self.urgent:  # the others wait for it, to end the step
+            return self._propose((), True, f"{lost} is gone", now)
         return []
 
     def _propose(self, members: tuple[str, ...], urgent: bool, reason: str, now: float) -> list[Command]:
@@ -267,9 +317,11 @@ class Membership:
         return float("inf") if w.in_touch else w.silent_since + self.grace_seconds
 
     def _fenced(self, now: float) -> bool:
-        """Whether the last world can commit nothing any more."""
+        """Whether the last world can commit nothing any more, and nobody may come back who holds what the next lacks."""
         left = any(self.workers[n].incarnation == self.running.get(n) for n in self.confirmed)
-        return left or all(self._silent_until(n) <= now for n in self.running)
+        if not left and any(self._silent_until(n) > now for n in self.running):
+            return False
+        return self._held_by(self.confirmed) or all(self._silent_until(n) <= now for n in self.holders)
 
     def _start(self, now: float) -> list[Command]:
         if not self._all_confirmed or not self._fenced(now):
@@ -277,21 +329,34 @@ class Membership:
         self.phase = Phase.RUNNING
         self.running = {n: self.workers[n].incarnation for n in self.members}
         self.running_generation = self.generation
+        self.begun = self._beginning()
+        as_built = self.begun.directory or self.begun.state == NOTHING
+        self.holders = set() if as_built else set(self.members) - set(self.begun.copies)
+        out: list[Command] = [self._start_for(self.members)]
         if not self.fingerprint:
             self.fingerprint = self.workers[self.members[0]].fingerprint
-        return [self._start_for(self.members)]
+            for name, w in self.workers.items() if self.same_arithmetic and self.fingerprint else ():
+                if w.fingerprint != self.fingerprint:
+                    w.refused = True
+                    out.append(self._refusal(name, w.fingerprint))
+        return out
 
     def _start_for(self, to: tuple[str, ...]) -> StartWorld:
+        begun = self.begun
+        return StartWorld(self.generation, self.members, to, begun.state, begun.copies, begun.directory)
+
+    def _beginning(self) -> Beginning:
         best = max(self.confirmed.values(), key=_age)
         directory, step = self.checkpoint
         if directory and step > best[1]:
-            copies = dict.fromkeys(self.members[1:], self.members[0])
-            return StartWorld(self.generation, self.members, to, (0, step), copies, directory)
+            return Beginning((0, step), dict.fromkeys(self.members[1:], self.members[0]), directory)
         # As built they may differ: everybody takes what the first one has.
         holders = [n for n in self.members if self.confirmed[n] == best] if best != NOTHING else [self.members[0]]
         others = [n for n in self.members if n not in holders]
-        copies = {n: holders[i % len(holders)] for i, n in enumerate(others)}
-        return StartWorld(self.generation, self.members, to, best, copies, "")
+        return Beginning(best, {n: holders[i % len(holders)] for i, n in enumerate(others)})
+
+    def _refusal(self, name: str, fingerprint: str) -> Announce:
+        return Announce(f"{name} is not taken: {_difference(fingerprint, self.fingerprint)}")
 
     def _evict(self) -> None:
         """The world breaks again and again although everybody is in touch: who is named most often goes."""
@@ -311,8 +376,8 @@ def _workers(count: int) -> str:
     return "1 worker is" if count == 1 else f"{count} workers are"
 
 
-def _missing(names: list[str]) -> str:
-    return f"{', '.join(names)} is out of touch" if names else "a member is gone"
+def _missing(lost: str, silent: list[str]) -> str:
+    return f"{lost} is gone" if lost else f"{', '.join(silent)} is out of touch"
 
 
 def _difference(fingerprint: str, reference: str) -> str:

@@ -84,6 +84,8 @@ class Master:
                 event = self.relay.pulse(replica, message.pulse, self.now())
                 if event is not None:
                     self._inbox.put_nowait(event)
+            case "stack":
+                log.warning("%s stands here:\n%s", replica, message.stack.text)
             case _:
                 return False
         return True

@@ -44,6 +44,8 @@ class WorldBrain:
                 settle = pb.ToReplica(settle=pb.Settle(cut=cut, published=bool(directory), directory=directory))
                 names = [worker] if worker else [r.name for r in self.job.replicas.joined("worker")]
                 return [Send(name, settle) for name in names]
+            case c.AskForStack(worker, reason):
+                return [Send(worker, pb.ToReplica(hung=pb.Hung(reason=reason)))]
             case c.ExportModel(worker):
                 export = pb.Export(directory=self.output if self.job.terms.export else "", audit=self.job.terms.audit)
                 return [Send(worker, pb.ToReplica(export=export))]

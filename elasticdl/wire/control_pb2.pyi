@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromReplica(_message.Message):
-    __slots__ = ("hello", "progress", "completed", "failed", "returned", "leaving", "held", "frozen", "unfit", "wrote", "restored", "confirmed", "broken", "pulse", "stored", "evaluated", "exported", "formed")
+    __slots__ = ("hello", "progress", "completed", "failed", "returned", "leaving", "held", "frozen", "unfit", "wrote", "restored", "confirmed", "broken", "pulse", "stored", "evaluated", "exported", "formed", "stack")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class FromReplica(_message.Message):
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     EXPORTED_FIELD_NUMBER: _ClassVar[int]
     FORMED_FIELD_NUMBER: _ClassVar[int]
+    STACK_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     progress: Progress
     completed: Completed
@@ -43,7 +44,8 @@ class FromReplica(_message.Message):
     evaluated: Evaluated
     exported: Exported
     formed: Formed
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ..., unfit: _Optional[_Union[Unfit, _Mapping]] = ..., wrote: _Optional[_Union[Wrote, _Mapping]] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ...) -> None: ...
+    stack: Stack
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ..., unfit: _Optional[_Union[Unfit, _Mapping]] = ..., wrote: _Optional[_Union[Wrote, _Mapping]] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., stack: _Optional[_Union[Stack, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "replica", "incarnation", "address", "capacity", "holdings", "timeline", "generation", "state", "fingerprint", "evaluations", "wrote", "exported")
@@ -279,8 +281,14 @@ class Formed(_message.Message):
     copied_bytes: int
     def __init__(self, generation: _Optional[int] = ..., build_seconds: _Optional[float] = ..., copy_seconds: _Optional[float] = ..., copied_bytes: _Optional[int] = ...) -> None: ...
 
+class Stack(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
 class ToReplica(_message.Message):
-    __slots__ = ("welcome", "members", "grant", "revoke", "close", "hold", "advance", "freeze", "release", "drop_view", "shutdown", "opened", "open_shards", "close_shard", "close_epoch", "restore", "settle", "proposal", "start", "stored", "save", "export")
+    __slots__ = ("welcome", "members", "grant", "revoke", "close", "hold", "advance", "freeze", "release", "drop_view", "shutdown", "opened", "open_shards", "close_shard", "close_epoch", "restore", "settle", "proposal", "start", "stored", "save", "export", "hung")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
@@ -303,6 +311,7 @@ class ToReplica(_message.Message):
     STORED_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     EXPORT_FIELD_NUMBER: _ClassVar[int]
+    HUNG_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     members: Members
     grant: Grant
@@ -325,7 +334,8 @@ class ToReplica(_message.Message):
     stored: Stored
     save: Save
     export: Export
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., drop_view: _Optional[_Union[DropView, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., open_shards: _Optional[_Union[OpenShards, _Mapping]] = ..., close_shard: _Optional[_Union[CloseShard, _Mapping]] = ..., close_epoch: _Optional[_Union[CloseEpoch, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ...) -> None: ...
+    hung: Hung
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., drop_view: _Optional[_Union[DropView, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., open_shards: _Optional[_Union[OpenShards, _Mapping]] = ..., close_shard: _Optional[_Union[CloseShard, _Mapping]] = ..., close_epoch: _Optional[_Union[CloseEpoch, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("master_epoch",)
@@ -539,6 +549,12 @@ class Export(_message.Message):
     directory: str
     audit: bool
     def __init__(self, directory: _Optional[str] = ..., audit: bool = ...) -> None: ...
+
+class Hung(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ()
