@@ -63,6 +63,10 @@ def _work(spec: JobSpec, replica: str, directory: Path) -> int:
                 remedy = "Put the old files back, or start another job."
                 raise DataError(path, f"the data changed since the job started: {'; '.join(changed)}", remedy)
             sources[mode] = Source(reader, dataset, spec, mode)
+    if spec.distribution_strategy == "AllreduceStrategy":
+        from elasticdl.worker import replicated  # here, since it needs torch, which other jobs may do without
+
+        return replicated.work(spec, replica, code, sources)
     training = sources["training"]
 
     def sample() -> Arrays:

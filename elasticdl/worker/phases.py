@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -29,5 +29,10 @@ class Phases:
 
     def line(self, batches: int) -> str:
         """`Time per batch of 120: 31.2 ms compute, 8.1 ms push, 2.0 ms pull rows`, the longest first."""
-        longest = sorted(self.seconds.items(), key=lambda item: -item[1])
-        return f"Time per batch of {batches}: " + ", ".join(f"{1e3 * s / batches:.1f} ms {n}" for n, s in longest)
+        return time_line(self.seconds, batches, "batch")
+
+
+def time_line(seconds: Mapping[str, float], count: int, what: str) -> str:
+    """Where the time of so many batches or steps went, the longest phase first."""
+    longest = sorted(seconds.items(), key=lambda item: -item[1])
+    return f"Time per {what} of {count}: " + ", ".join(f"{1e3 * s / count:.1f} ms {n}" for n, s in longest)

@@ -1,0 +1,464 @@
+"""The step loop of elastic all-reduce: parts to compute, and what becomes of them, whoever comes and goes.
+
+A step is cut into parts, one for each virtual worker; the workers alive share them. A part is a pure function of what
+was committed, so that a change of the world loses nothing but the exchange in flight, and who computes a part does not
+matter to what it gives.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from elasticdl import faults
+from elasticdl.api import audit
+from elasticdl.api.saving import Saver
+from elasticdl.api.world import Formation, World
+from elasticdl.collective.control import SharedSession
+from elasticdl.collective.session import Todo
+from elasticdl.collective.sums import Sums
+from elasticdl.core import steps
+from elasticdl.errors import CalledOff, DataError, ElasticDLError, GroupBroken, JobFailed, ModelError
+
+log = logging.getLogger(__name__)
+
+WITNESS = "audit/witness"
+
+
+class Model(Protocol):
+    """What is trained: every worker holds all of it. `size` floats make a contribution."""
+
+    size: int
+    device: torch.device
+
+    def begin(self, seed: int) -> None:
+        """A part is about to be computed."""
+
+    def contribute(self, out: torch.Tensor) -> None:
+        """Write what the part gave (means over its records) and go back to what was committed."""
+
+    def apply(self, mean: torch.Tensor, step: int, epoch: int) -> None:
+        """Commit a step with the means over all its records."""
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """Everything a newcomer needs, by name."""
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None: ...
+
+
+class Evaluation(Protocol):
+    """Metrics over fixed parts of the validation data, one for each virtual worker."""
+
+    def part(self, virtual: int, check: Callable[[], None]) -> bytes:
+        """The metrics of one part, in a form that can be merged; `check` raises when it is in vain."""
+
+    def merged(self, parts: Sequence[bytes]) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one virtual worker computes in one step."""
+
+    step: int
+    virtual: int
+    epoch: int
+    start: int  # positions of the epoch's order
+    stop: int
+    records: npt.NDArray[np.int64]  # numbers of the data set's records, in order
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the job is about, fixed at submission."""
+
+    plan: steps.StepPlan
+    seed: int = 0
+    deterministic: bool = True
+    evaluation_steps: int = 0  # 0: at the end only
+    audit: bool = False
+    skip_nonfinite: bool = False
+    host: str = "127.0.0.1"
+    timeout_seconds: float = 60.0
+
+
+@dataclass
+class Hooks:
+    """What the owner of the loop adds."""
+
+    committed: Callable[[int, float], None] = lambda step, loss: None  # steps in the model, mean loss of the last
+    export: Callable[[Path], None] | None = None
+    evaluation: Evaluation | None = None
+
+
+class Elastic:
+    """Use: `for part in elastic.parts(): compute loss of part.records; loss.backward(); elastic.step(loss)`."""
+
+    def __init__(
+        self,
+        model: Model,
+        terms: Terms,
+        control: SharedSession,
+        numbers: Callable[[int, int, int], npt.NDArray[np.int64]],
+        hooks: Hooks | None = None,
+    ) -> None:
+        """`numbers` gives the records at positions [start, stop) of an epoch."""
+        self._model, self._terms, self._control, self._numbers = model, terms, control, numbers
+        self._hooks = hooks or Hooks()
+        self._witness = torch.zeros(terms.plan.records if terms.audit else 0, device=model.device)
+        self._formation = Formation(
+            control, terms.host, terms.plan.virtual, terms.timeout_seconds, self.state, self._load
+        )
+        self._world: World | None = None
+        self._old: World | None = None  # peers may still be reading the last exchange from it
+        self._sums = Sums(terms.plan.virtual)
+        self._current: Part | None = None
+        self._evaluated: set[int] = set()
+        self._measured: dict[int, bytes] = {}  # parts of the evaluation that is under way
+        self._saver = Saver(control.saved)
+        self._committed_at = time.monotonic()
+        self.skipped_steps = 0  # by this worker: their gradients were not finite
+
+    # What it tells.
+
+    @property
+    def committed_steps(self) -> int:
+        return self._control.state[1]
+
+    @property
+    def records_trained(self) -> int:
+        """Each of them exactly once in its epoch, by all workers together."""
+        return self._terms.plan.records_before(self.committed_steps)
+
+    @property
+    def world_size(self) -> int:
+        """How many workers train together at the moment; 0 between two worlds."""
+        return len(self._world.members) if self._world is not None else 0
+
+    @property
+    def rank(self) -> int:
+        return self._world.rank if self._world is not None else -1
+
+    @property
+    def finished(self) -> bool:
+        """Whether every step is committed; not so where this worker was told to go before."""
+        return self.committed_steps >= self._terms.plan.total_steps
+
+    def coming(self, count: int) -> list[steps.Part]:
+        """The parts that this worker computes next if nobody comes or goes, for reading them ahead."""
+        if self._world is None:
+            return []
+        plan = self._terms.plan
+        found: list[steps.Part] = []
+        first, stop = self._world.run
+        step = self.committed_steps
+        todo = self._sums.missing(first, stop)
+        while step < plan.total_steps and len(found) < count:
+            found += [part for v in todo if (part := plan.part(step, v)).records]
+            step, todo = step + 1, list(range(first, stop))
+        return found[:count]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Everything that was committed, by name."""
+        held = dict(self._model.state())
+        return held | {WITNESS: self._witness} if self._terms.audit else held
+
+    # The loop.
+
+    def parts(self) -> Iterator[Part]:
+        """The parts this worker is to compute, until the job is over or the worker is told to go."""
+        try:
+            while (part := self._advance()) is not None:
+                self._current = part
+                self._model.begin(part.seed)
+                self._control.doing("compute")
+                yield part
+                if self._current is not None:
+                    raise ElasticDLError("elastic.step(loss) was not called for the part; call it once for each")
+        finally:
+            self._end()
+
+    def step(self, loss: float | torch.Tensor) -> bool:
+        """Keep what the part gave. With the last part of this worker: reduce and commit; whether that happened."""
+        if self._current is None:
+            raise ElasticDLError("elastic.step(loss) takes one part of elastic.parts(), and there is none")
+        part, self._current = self._current, None
+        vector = torch.empty(self._model.size + 1 + len(self._witness), device=self._model.device)
+        self._model.contribute(vector[: self._model.size])
+        vector[self._model.size] = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        vector[: self._model.size + 1] *= len(part)
+        if self._terms.audit:
+            vector[self._model.size + 1 :] = 0.0
+            vector[self._model.size + 1 :][torch.as_tensor(part.records, device=vector.device)] = 1.0
+        self._sums.add(part.virtual, vector)
+        world = self._world
+        if world is None or self._missing(world):
+            return False
+        return self._exchange(world)
+
+    def _advance(self) -> Part | None:
+        """Do whatever comes before the next part; None when there is none."""
+        while True:
+            idle = self.finished and not self._evaluation_due()
+            match self._control.todo(idle):
+                case Todo.END:
+                    return None
+                case Todo.LEAVE:
+                    self._leave()
+                case Todo.CONFIRM:
+                    self._control.confirm()
+                case Todo.BUILD:
+                    self._form()
+                case Todo.SAVE:
+                    self._save()
+                case Todo.EXPORT:
+                    self._export()
+                case Todo.WAIT:
+                    self._control.wait(idle)
+                case Todo.TRAIN:
+                    assert self._world is not None
+                    if self._evaluation_due():
+                        self._evaluate(self._world)
+                    elif missing := self._missing(self._world):
+                        return self._part(missing[0])
+                    else:
+                        self._exchange(self._world)
+
+    def _part(self, virtual: int) -> Part:
+        plan, step = self._terms.plan, self.committed_steps
+        part = plan.part(step, virtual)
+        self._control.doing("data")
+        numbers = self._numbers(part.epoch, part.start, part.stop)
+        return Part(
+            step, virtual, part.epoch, part.start, part.stop, numbers, steps.part_seed(self._terms.seed, step, virtual)
+        )
+
+    def _missing(self, world: World) -> list[int]:
+        """What this worker has yet to compute of the step; a part without records is zeros."""
+        found = []
+        for virtual in self._sums.missing(*world.run):
+            if self._terms.plan.part(self.committed_steps, virtual).records:
+                found.append(virtual)
+            else:
+                size = self._model.size + 1 + len(self._witness)
+                self._sums.add(virtual, torch.zeros(size, device=self._model.device))
+        return found
+
+    # Worlds.
+
+    def _form(self) -> None:
+        start = self._control.enter()
+        try:
+            self._world = self._formation.form(start)
+        except CalledOff as reason:
+            log.info("World %d is given up: %s", start.generation, reason)
+            self._control.leave_world()
+            return
+        except GroupBroken as broken:
+            log.warning("World %d could not be formed: %s", start.generation, broken)
+            self._control.leave_world(str(broken), broken.suspects)
+            return
+        except DataError as error:
+            log.warning("World %d could not be formed: %s", start.generation, error)
+            self._control.leave_world(str(error), unreadable=start.directory)
+            return
+        self._drop_old()
+        self._evaluated = set(self._world.evaluated)
+        self._committed_at = time.monotonic()
+        known = self._control.evaluations
+        for version in known:  # the master may have missed them, with whoever told it
+            if version == self.committed_steps:
+                self._control.evaluated(version, known[version], say=True)
+        size, first, stop = self.world_size, *self._world.run
+        log.info(
+            "World %d: rank %d of %d, virtual workers %d to %d, step %d",
+            start.generation, self.rank, size, first, stop - 1, self.committed_steps,
+        )  # fmt: skip
+
+    def _leave(self, broken: GroupBroken | None = None) -> None:
+        """Give the world up: after a step that all agreed to stop at, or in the middle of one."""
+        world, self._world = self._world, None
+        in_order = broken is None and world is not None and not self._control.called_off
+        if broken is not None:
+            log.warning("The world broke at step %d: %s", self.committed_steps, broken)
+            self._control.leave_world(str(broken), broken.suspects)
+        else:
+            self._control.leave_world()
+        self._drop_old()
+        if world is None:
+            return
+        if in_order:
+            self._old = world  # a slower member may still be reading what this one sent
+        else:
+            world.group.abort("the world was given up")
+            world.group.close()
+
+    def _drop_old(self) -> None:
+        old, self._old = self._old, None
+        if old is not None:
+            old.group.close()
+
+    def _load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over another worker's state, or a checkpoint's."""
+        held = dict(state)
+        if self._terms.audit:
+            self._witness.copy_(held.pop(WITNESS, torch.zeros_like(self._witness)))
+        else:
+            held.pop(WITNESS, None)
+        self._model.load(held)
+        self._forget_step()
+
+    def _forget_step(self) -> None:
+        """What was computed on another state is of no use."""
+        self._sums = Sums(self._terms.plan.virtual)
+        self._measured.clear()
+
+    # A step's end.
+
+    def _exchange(self, world: World) -> bool:
+        self._control.doing("exchange")
+        try:
+            with self._control.interruptible(world.group.abort):
+                total, stop = world.total(self._sums, self._control.flag, self._terms.deterministic)
+        except CalledOff as reason:
+            log.info("Step %d is given up: %s", self.committed_steps, reason)
+            self._leave()
+            return False
+        except GroupBroken as broken:
+            self._leave(broken)
+            return False
+        faults.point("worker.before_commit")
+        self._control.may_commit()
+        self._commit(total, stop)
+        faults.point("worker.after_commit")
+        return True
+
+    def _commit(self, total: torch.Tensor, stop: bool) -> None:
+        plan, step = self._terms.plan, self.committed_steps
+        self._control.doing("apply")
+        first, last = plan.span(step)
+        size = self._model.size
+        means = total[: size + 1] / (last - first)
+        lowest, highest = torch.aminmax(means)
+        loss = float(means[size])
+        if bool(torch.isfinite(lowest)) and bool(torch.isfinite(highest)):
+            self._apply(means[:size], step)
+        else:
+            self._not_finite(step, loss)
+        if self._terms.audit:
+            self._witness += total[size + 1 :]
+        self._forget_step()
+        now = time.monotonic()
+        self._control.commit(loss, now - self._committed_at, stop)
+        self._committed_at = now
+        self._hooks.committed(step + 1, loss)
+
+    def _apply(self, mean: torch.Tensor, step: int) -> None:
+        try:
+            self._model.apply(mean, step, self._terms.plan.epoch_of(step))
+        except ModelError as error:
+            self._unfit(str(error), error)
+
+    def _not_finite(self, step: int, loss: float) -> None:
+        """All workers see the same sum, so that all decide alike."""
+        what = "the loss" if not np.isfinite(loss) else "a gradient, or a value that the model keeps,"
+        if not self._terms.skip_nonfinite:
+            reason = f"not finite: {what} of step {step}. --nonfinite_gradients=skip leaves such steps out."
+            self._unfit(reason, None)
+        log.warning("Not finite: %s of step %d, which moves nothing", what, step)
+        self.skipped_steps += 1
+
+    def _unfit(self, reason: str, cause: Exception | None) -> None:
+        self._control.unfit(reason)
+        raise JobFailed(reason) from cause
+
+    # Everything else.
+
+    def _evaluation_due(self) -> bool:
+        step, every = self.committed_steps, self._terms.evaluation_steps
+        due = self.finished or bool(every and step and step % every == 0)
+        return self._hooks.evaluation is not None and due and step not in self._evaluated
+
+    def _evaluate(self, world: World) -> None:
+        evaluation, version = self._hooks.evaluation, self.committed_steps
+        assert evaluation is not None
+        first, stop = world.run
+        try:
+            for virtual in range(first, stop):
+                self._control.doing("evaluate")
+                if virtual not in self._measured:
+                    self._measured[virtual] = evaluation.part(virtual, self._control.check)
+            self._control.doing("exchange")
+            with self._control.interruptible(world.group.abort):
+                mine = _pack([self._measured[v] for v in range(first, stop)])
+                gathered = world.gather(mine)
+        except CalledOff as reason:
+            log.info("The evaluation of step %d is given up: %s", version, reason)
+            self._leave()
+            return
+        except GroupBroken as broken:
+            self._leave(broken)
+            return
+        parts = [part for packed in gathered for part in _unpack(packed)]  # runs go up with the ranks
+        metrics = json.dumps(dict(evaluation.merged(parts)))
+        self._evaluated.add(version)
+        self._measured.clear()
+        self._control.evaluated(version, metrics, say=world.rank == 0)
+
+    def _save(self) -> None:
+        save = self._control.begin_save()
+        if save is not None:
+            self._control.doing("save")
+            generation, step = self._control.state
+            self._saver.save(save.cut, Path(save.directory), self.state(), step, generation)
+
+    def _export(self) -> None:
+        asked = self._control.export
+        assert asked is not None
+        self._control.doing("save")
+        found = error = ""
+        try:
+            if asked.directory and self._hooks.export is not None:
+                self._hooks.export(Path(asked.directory))
+            if asked.audit and self._terms.audit:
+                found = audit.verdict(self._witness, self._terms.plan, self.committed_steps)
+        except OSError as trouble:
+            error = f"{trouble.filename or asked.directory}: {trouble.strerror or trouble}"
+        except ModelError as trouble:
+            error = str(trouble)
+        self._control.exported(asked.directory, error, found)
+
+    def _end(self) -> None:
+        """The last thing: what was begun is written, what was said gets out."""
+        self._saver.finish()
+        world, self._world = self._world, None
+        self._drop_old()
+        if world is not None:
+            world.group.abort("this worker ends")
+            world.group.close()
+        self._control.close()
+
+
+def _pack(parts: Sequence[bytes]) -> bytes:
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def _unpack(data: bytes) -> list[bytes]:
+    parts, place = [], 0
+    while place < len(data):
+        size = int.from_bytes(data[place : place + 8], "little")
+        parts.append(data[place + 8 : place + 8 + size])
+        place += 8 + size
+    return parts

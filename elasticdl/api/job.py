@@ -1,0 +1,176 @@
+"""How a program of the user's own becomes a worker of a job: `join()`, and the elastic loop over its model."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from elasticdl import faults
+from elasticdl.api import state_files
+from elasticdl.api.elastic import Elastic, Hooks, Terms
+from elasticdl.api.evaluation import RecordEvaluation
+from elasticdl.api.torch_model import Stateful, TorchModel
+from elasticdl.collective.control import Alone, SharedSession, WorldControl
+from elasticdl.collective.fingerprint import fingerprint
+from elasticdl.collective.session import WorldSession
+from elasticdl.core.steps import StepPlan
+from elasticdl.data.dataset import DataFile, Dataset
+from elasticdl.data.order import EpochOrder
+from elasticdl.data.ranges import epoch_order
+from elasticdl.errors import Problem, UsageError
+from elasticdl.frameworks.determinism import use_deterministic_algorithms
+from elasticdl.job import names
+from elasticdl.job.loglines import configure_logging
+from elasticdl.job.spec import JobSpec
+
+log = logging.getLogger(__name__)
+
+LOCAL_HOST = "127.0.0.1"
+
+
+def join(**knobs: Any) -> Job:
+    """Become a worker of the job that started this process, or, started by hand, a job of one worker.
+
+    Knobs such as `minibatch_size=32` describe the job where there is no master; where there is one, the job has its
+    description already, and `elasticdl train` is where to change it.
+    """
+    file, replica = os.environ.get(names.ENV_JOB_FILE), os.environ.get(names.ENV_REPLICA)
+    if not file or not replica:
+        spec = JobSpec.model_validate({"num_workers": 1, **knobs})
+        return Job(spec, "alone", {})
+    spec = JobSpec.from_json(Path(file).read_bytes())
+    configure_logging(spec.log_level, replica)
+    faults.arm(replica)
+    described = Path(file).parent / "datasets.json"
+    return Job(spec, replica, json.loads(described.read_bytes()) if described.exists() else {})
+
+
+class Job:
+    """This process's part in a job."""
+
+    def __init__(self, spec: JobSpec, replica: str, datasets: Mapping[str, str]) -> None:
+        self.spec, self.replica, self._datasets = spec, replica, datasets
+        faulthandler.register(signal.SIGUSR1, all_threads=True)  # where does it hang?
+
+    @property
+    def alone(self) -> bool:
+        return names.ENV_REPLICA not in os.environ
+
+    def elastic(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        records: int | None = None,
+        scheduler: Any = None,
+        before_update: Callable[[], Any] | None = None,
+        state: Mapping[str, Stateful | torch.Tensor] | None = None,
+        evaluate: Callable[[npt.NDArray[np.int64]], Mapping[str, float]] | None = None,
+        validation_records: int | None = None,
+        export: Callable[[Path], None] | None = None,
+        committed: Callable[[int, float], None] | None = None,
+        restore: str | Path | None = None,
+    ) -> Elastic:
+        """The step loop over a model. All workers that come later get model, optimizer, scheduler and `state`.
+
+        `records` is the size of the data set, where the job was not told of it by --training_data. `before_update` runs
+        with the mean gradients in place. `evaluate` gives mean metrics over some validation records. `export` writes
+        the trained model to a folder; by default its weights are written as safetensors. `committed` hears of every
+        step. `restore` is a checkpoint to start from, where there is no master to choose one.
+        """
+        if self.spec.deterministic:
+            use_deterministic_algorithms()
+        trained = TorchModel(model, optimizer, scheduler, before_update, state)
+        plan = StepPlan.of(self.spec, self._count("training", "records", records))
+        evaluation = None
+        if evaluate is not None:
+            count = self._count("evaluation", "validation_records", validation_records)
+            evaluation = RecordEvaluation(evaluate, count, plan.virtual)
+
+        def export_weights(directory: Path) -> None:
+            held = {n: t for n, t in trained.state().items() if n.startswith("model/")}
+            state_files.write(directory, state_files.snapshot(held), elastic.committed_steps, 0)
+
+        hooks = Hooks(committed or (lambda step, loss: None), export or export_weights, evaluation)
+        control = self._control(trained.device, restore)
+        elastic = Elastic(trained, terms_of(self.spec, plan), control, self._numbers(plan.records), hooks)
+        return elastic
+
+    def _control(self, device: torch.device, restore: str | Path | None) -> SharedSession:
+        if not self.alone:
+            return connect(self.spec, self.replica, device)
+        session = WorldSession(self.replica, uuid.uuid4().hex, self.spec.master_grace_seconds)
+        control = Alone(session)
+        if restore is not None:
+            control.begin_at(state_files.step_of(Path(restore)), str(restore))
+        return control
+
+    def _count(self, mode: str, name: str, given: int | None) -> int:
+        if given is not None:
+            return given
+        if mode in self._datasets:
+            return Dataset.from_json(self._datasets[mode]).records
+        remedy = f"Give the number of records: elastic(…, {name}=60000)."
+        raise UsageError([Problem(name, "", "the job was not told how many records there are", remedy)])
+
+    def _numbers(self, records: int) -> Callable[[int, int, int], npt.NDArray[np.int64]]:
+        described = self._datasets.get("training")
+        file = DataFile("records", 0, records)
+        return numbering(self.spec, Dataset.from_json(described) if described else Dataset("", "records", (file,)))
+
+
+def connect(spec: JobSpec, replica: str, device: torch.device) -> WorldControl:
+    """The stream to the master of this job; SIGTERM means to leave at the end of a step."""
+    session = WorldSession(replica, uuid.uuid4().hex, spec.master_grace_seconds, fingerprint(device))
+    control = WorldControl(session, os.environ[names.ENV_MASTER_ADDR], os.environ[names.ENV_TOKEN])
+
+    def leave(_signum: int, _frame: FrameType | None) -> None:
+        control.leave()
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, leave)
+    control.start()
+    sys.stdout.flush()
+    return control
+
+
+def terms_of(spec: JobSpec, plan: StepPlan) -> Terms:
+    return Terms(
+        plan,
+        spec.seed,
+        spec.deterministic,
+        spec.evaluation_steps,
+        spec.audit,
+        spec.nonfinite_gradients == "skip",
+        os.environ.get(names.ENV_POD_IP, LOCAL_HOST),
+        spec.master_grace_seconds,
+    )
+
+
+def numbering(spec: JobSpec, dataset: Dataset) -> Callable[[int, int, int], npt.NDArray[np.int64]]:
+    """Which records stand at positions of an epoch."""
+    kept: dict[int, EpochOrder] = {}
+
+    def numbers(epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        if epoch not in kept:
+            kept.clear()
+            kept[epoch] = epoch_order(
+                dataset, epoch, seed=spec.seed, shard_records=spec.shard_records, shuffle=spec.shuffle
+            )
+        return kept[epoch].records(start, stop)
+
+    return numbers

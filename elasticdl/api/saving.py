@@ -1,0 +1,59 @@
+"""Writing checkpoints while training goes on: the state is copied at a step's end, a thread of its own writes it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from elasticdl import faults
+from elasticdl.api import state_files
+
+log = logging.getLogger(__name__)
+
+FINISH_SECONDS = 20.0  # for what is being written when the worker ends; less than clusters give before they kill
+
+
+class Say(Protocol):
+    """Tells the master what became of a save."""
+
+    def __call__(self, cut: int, part: str, error: str = "") -> None: ...
+
+
+class Saver:
+    """One checkpoint after the other."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="save")
+        self._pending: set[Future[None]] = set()
+
+    def save(self, cut: int, directory: Path, state: Mapping[str, torch.Tensor], step: int, generation: int) -> None:
+        """Copy the state now, write it later, and say so."""
+        copied = state_files.snapshot(state)
+        future = self._pool.submit(self._write, cut, directory, copied, step, generation)
+        self._pending = {f for f in self._pending if not f.done()} | {future}
+
+    def finish(self) -> None:
+        """Let what was begun be written, within reason."""
+        _, late = wait(self._pending, FINISH_SECONDS)
+        if late:
+            log.warning("A checkpoint could not be written within %.0f s before the end", FINISH_SECONDS)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _write(self, cut: int, directory: Path, state: Mapping[str, torch.Tensor], step: int, generation: int) -> None:
+        try:
+            part = state_files.write(directory, state, step, generation)
+            faults.point("worker.state_written")
+        except OSError as error:
+            self._say(cut, "", f"{error.filename or directory}: {error.strerror or error}")
+        except Exception as error:  # the thread's border: the master would wait for an answer for ever
+            log.exception("Writing a checkpoint of step %d failed", step)
+            self._say(cut, "", f"{directory}: {type(error).__name__}: {error}")
+        else:
+            self._say(cut, json.dumps(part))

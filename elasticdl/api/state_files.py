@@ -1,0 +1,121 @@
+"""The state of an all-reduce job on disk: safetensors files that plain torch reads, checked when they are read.
+
+`model.safetensors` holds the model under its own names; `optimizer.safetensors` and others hold the rest, each group of
+names in a file of its own. `state.json` says what belongs together. A file is complete or invisible, and the checkpoint
+is the master's to publish.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from elasticdl.errors import DataError
+from elasticdl.files import REMEDY, File, crc32c, durable, verify
+
+FORMAT = "elasticdl-state/1"
+STATE_FILE = "state.json"
+PIECE_BYTES = 1 << 22
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def snapshot(state: Tensors) -> dict[str, torch.Tensor]:
+    """Copies in this process's memory, which no later step touches."""
+    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in state.items()}
+
+
+def write(directory: Path, state: Tensors, step: int, generation: int) -> dict[str, Any]:
+    """Write what `snapshot` took; what the manifest says of it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    groups: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in state.items():
+        group, _, rest = name.partition("/")
+        groups.setdefault(group, {})[rest] = tensor
+    files = [_write(directory / f"{group}.safetensors", tensors) for group, tensors in groups.items()]
+    about = {"format": FORMAT, "step": step, "generation": generation, "files": files}
+    text = (json.dumps(about, indent=2) + "\n").encode()
+    with durable(directory / STATE_FILE) as f:
+        f.write(text)
+    files = [*files, _file(STATE_FILE, text)]
+    return {"step": step, "generation": generation, "files": files}
+
+
+def read(directory: Path, step: int | None = None) -> tuple[dict[str, torch.Tensor], int]:
+    """The state in a checkpoint, and its step; DataError where it is not whole or of another step."""
+    files, found = _described(directory)
+    if step is not None and found != step:
+        raise DataError(str(directory), f"it holds step {found}, not {step}", REMEDY)
+    verify(directory, files)
+    state: dict[str, torch.Tensor] = {}
+    for file in files:
+        group = str(file["name"]).removesuffix(".safetensors")
+        try:
+            state |= {f"{group}/{name}": tensor for name, tensor in load_file(directory / file["name"]).items()}
+        except SafetensorError as error:
+            raise DataError(str(directory / file["name"]), f"it cannot be read ({error})", REMEDY) from error
+    return state, found
+
+
+def step_of(directory: Path) -> int:
+    """How many steps are in a checkpoint."""
+    return _described(directory)[1]
+
+
+def _described(directory: Path) -> tuple[list[File], int]:
+    path = directory / STATE_FILE
+    try:
+        about = json.loads(path.read_bytes())
+        files, step, form = list(about["files"]), int(about["step"]), about["format"]
+    except FileNotFoundError:
+        what = f"there is no state of an all-reduce job ({STATE_FILE} is missing)"
+        raise DataError(str(directory), what, REMEDY) from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(str(path), f"it cannot be read ({type(error).__name__}: {error})", REMEDY) from error
+    if form != FORMAT:
+        raise DataError(str(path), f"it is of another format ({form})", REMEDY)
+    return files, step
+
+
+def _write(path: Path, tensors: Tensors) -> File:
+    """safetensors, written by hand in pieces: the library holds the interpreter's lock, and training waits for it."""
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    crc, size = 0, 0
+    with durable(path) as f:
+        for piece in (
+            np.frombuffer(struct.pack("<Q", len(text)) + text, np.uint8),
+            *map(_bytes, dict(ordered).values()),
+        ):
+            for start in range(0, len(piece), PIECE_BYTES):
+                part = piece[start : start + PIECE_BYTES]
+                f.write(part.data)
+                crc = crc32c(crc, part)
+                size += len(part)
+    return {"name": path.name, "bytes": size, "crc32c": crc}
+
+
+def _bytes(tensor: torch.Tensor) -> Any:
+    return tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8)
+
+
+def _file(name: str, text: bytes) -> File:
+    return {"name": name, "bytes": len(text), "crc32c": crc32c(0, np.frombuffer(text, np.uint8))}

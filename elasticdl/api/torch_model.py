@@ -1,0 +1,111 @@
+"""A user's own torch model and optimizer as something that many workers train as one.
+
+Each part of a step starts from what was committed: parameters, buffers, and random numbers drawn from the part's seed.
+What it leaves behind (gradients, and moves of buffers such as batch-norm statistics) is taken out as one flat vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import torch
+
+from elasticdl.api.nested import flatten, unflatten
+from elasticdl.errors import Problem, UsageError
+from elasticdl.frameworks.replica_tensors import Buffer, Values
+from elasticdl.frameworks.torch import seed_everything
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Stateful(Protocol):
+    """Anything with torch's two methods: a scheduler, a module, a scaler."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+class TorchModel:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any = None,
+        before_update: Callable[[], Any] | None = None,
+        more: Mapping[str, Stateful | torch.Tensor] | None = None,
+    ) -> None:
+        """`scheduler` moves once a step. `before_update` runs with the mean gradients in place, for clipping them.
+        `more` is state of the user's own, by name: newcomers receive it, checkpoints hold it."""
+        self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
+        self._before_update, self._more = before_update, dict(more or {})
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not trainable:
+            raise UsageError([Problem("model", "", "no parameter of it is trained", "Let some require gradients.")])
+        frozen = {name: p for name, p in model.named_parameters() if name not in trainable}
+        self._values = Values(type(model).__name__, trainable, _buffers(model), frozen)
+        self._part = ExitStack()
+        self.device = self._values.device
+        self.size = self._values.gradient_size + self._values.buffer_size
+
+    # One part.
+
+    def begin(self, seed: int) -> None:
+        self._part.enter_context(self._values.passing())
+        seed_everything(seed)
+
+    def contribute(self, out: torch.Tensor) -> None:
+        with self._part:
+            out.copy_(self._values.vector())
+
+    def apply(self, mean: torch.Tensor, step: int, epoch: int) -> None:
+        for parameter, gradient in zip(self._values.trainable, self._values.gradients(mean), strict=True):
+            parameter.grad = gradient
+        if self._before_update is not None:
+            self._before_update()
+        self._optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        self._values.move_buffers(mean)
+        for parameter in self._values.trainable:
+            parameter.grad = None
+
+    # Its state.
+
+    def state(self) -> Tensors:
+        found = {f"model/{name}": tensor for name, tensor in self._model.state_dict().items()}
+        found |= flatten("optimizer", self._optimizer.state_dict())
+        if self._scheduler is not None:
+            found |= flatten("scheduler", self._scheduler.state_dict())
+        for name, value in self._more.items():
+            found |= flatten(f"more/{name}", value if isinstance(value, torch.Tensor) else value.state_dict())
+        return found
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        model = {name.removeprefix("model/"): t for name, t in state.items() if name.startswith("model/")}
+        self._model.load_state_dict(model)
+        self._optimizer.load_state_dict(unflatten("optimizer", state))
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(unflatten("scheduler", state))
+        for name, value in self._more.items():
+            held = unflatten(f"more/{name}", state)
+            if isinstance(value, torch.Tensor):
+                with torch.no_grad():
+                    value.copy_(held)
+            else:
+                value.load_state_dict(held)
+        self._values.commit()
+
+
+def _buffers(model: torch.nn.Module) -> list[Buffer]:
+    """Those that a checkpoint of the model would hold."""
+    kept = set(model.state_dict(keep_vars=True))
+    found, seen = [], set()
+    for path, module in model.named_modules():
+        for key, tensor in module._buffers.items():
+            name = f"{path}.{key}" if path else key
+            if tensor is not None and name in kept and id(tensor) not in seen:
+                seen.add(id(tensor))
+                found.append(Buffer(name, tensor, module._buffers, key))
+    return found

@@ -1,0 +1,117 @@
+"""A world as one of its members sees it: the group, its share of the virtual workers, and what is exchanged."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from elasticdl.api import state_files
+from elasticdl.collective.control import SharedSession
+from elasticdl.collective.exchange import gather_bytes, plain_total, tree_total
+from elasticdl.collective.group import Group
+from elasticdl.collective.store import RelayedStore
+from elasticdl.collective.sums import Sums
+from elasticdl.collective.transfer import receive_state, send_state
+from elasticdl.collective.tree import runs
+from elasticdl.wire import control_pb2 as pb
+
+BUILD_SECONDS = 30.0  # in which all members reach each other, or the world is given up
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class World:
+    """A group that stands, with the state that its members agreed on."""
+
+    group: Group
+    members: tuple[str, ...]
+    rank: int
+    virtual: int
+    evaluated: tuple[int, ...]  # versions that some member has evaluated
+
+    @property
+    def run(self) -> tuple[int, int]:
+        """The virtual workers of this member."""
+        return runs(self.virtual, len(self.members))[self.rank]
+
+    def total(self, sums: Sums, flag: bool, deterministic: bool) -> tuple[torch.Tensor, bool]:
+        """The sum over all virtual workers, and whether any member knows of a world to come."""
+        nodes = sums.nodes(*self.run)
+        if deterministic:
+            return tree_total(self.group, nodes, self.virtual, flag)
+        first, *others = nodes.values()
+        mine = first.clone()
+        for other in others:
+            mine += other
+        return plain_total(self.group, mine, flag)
+
+    def gather(self, mine: bytes) -> list[bytes]:
+        """What every member has, by rank."""
+        return gather_bytes(self.group, mine)
+
+
+@dataclass
+class Formation:
+    """How a started world becomes one that trains."""
+
+    control: SharedSession
+    host: str  # where other members reach this one
+    virtual: int
+    timeout_seconds: float  # of an exchange: the last resort, where neither a peer nor the master notices
+    state: Callable[[], Mapping[str, torch.Tensor]]
+    load: Callable[[Mapping[str, torch.Tensor]], None]
+
+    def form(self, start: pb.Start) -> World:
+        """Build the group, take the state over, and say so. CalledOff, GroupBroken and DataError end it."""
+        control, members = self.control, tuple(start.members)
+        rank = members.index(control.replica)
+        began = time.monotonic()
+        control.doing("build")
+        store = RelayedStore(
+            start.generation, lambda key, value: control.store(start.generation, key, value), BUILD_SECONDS
+        )
+        with control.delivering(start.generation, store.deliver), control.interruptible(store.interrupt):
+            group = Group(start.generation, rank, members, store, self.host, self.timeout_seconds)
+            built = time.monotonic()
+            try:
+                with control.interruptible(group.abort):
+                    control.doing("copy")
+                    copied = self._take_over(start, group, rank)
+                    evaluated = self._agree(group)
+            except BaseException:
+                group.abort("the world was given up")
+                group.close()
+                raise
+        control.form(built - began, time.monotonic() - built, copied)
+        return World(group, members, rank, self.virtual, evaluated)
+
+    def _take_over(self, start: pb.Start, group: Group, rank: int) -> int:
+        """The state of the world: from disk, from a peer, or it is here already; bytes received or sent."""
+        members, bytes_moved = list(start.members), 0
+        if start.directory and rank == 0:
+            state, _ = state_files.read(Path(start.directory), start.state.step)
+            self.load(state)
+        # In one order for all, so that nobody waits for someone who waits for him.
+        for to, member in enumerate(members):
+            source = start.copies.get(member, "")
+            if not source:
+                continue
+            if source == self.control.replica:
+                bytes_moved += send_state(group, to, self.state())
+            elif to == rank:
+                received = receive_state(group, members.index(source))
+                self.load(received)
+                bytes_moved += sum(t.numel() * t.element_size() for t in received.values())
+        return bytes_moved
+
+    def _agree(self, group: Group) -> tuple[int, ...]:
+        """Which versions some member has evaluated: each says those it knows, since the master may not."""
+        mine = sorted(self.control.evaluations)
+        found = [json.loads(text) for text in gather_bytes(group, json.dumps(mine).encode())]
+        return tuple(sorted({version for versions in found for version in versions}))

@@ -1,0 +1,25 @@
+"""What a worker's arithmetic depends on: where two differ, the same numbers may not give the same bits."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+
+def fingerprint(device: torch.device) -> str:
+    """Libraries, instructions or GPU, and threads, as people read them."""
+    parts = [f"torch {torch.__version__}"]
+    for name in ("keras", "jax", "tensorflow"):
+        module = sys.modules.get(name)
+        if module is not None:
+            parts.append(f"{name} {getattr(module, '__version__', '?')}")
+    if "keras" in sys.modules:
+        parts.append(f"backend {os.environ.get('KERAS_BACKEND', 'unknown')}")
+    if device.type == "cuda":
+        parts.append(f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}")
+    else:
+        parts.append(f"CPU {torch.backends.cpu.get_cpu_capability()}")
+    threads = torch.get_num_threads()
+    return ", ".join([*parts, f"{threads} thread{'s' if threads != 1 else ''}"])

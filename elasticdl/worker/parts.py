@@ -1,0 +1,80 @@
+"""The records of the parts that come next, read and fed ahead of the computation in a thread of their own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from elasticdl.core.steps import Part, part_seed
+from elasticdl.frameworks.determinism import set_random_state
+from elasticdl.worker.batches import Feed, Minibatch, Source
+
+AHEAD = 4
+TRIED = 2  # how often a feed is watched in the training thread before it may run in another
+
+
+class PartsAhead:
+    """Reads ahead always; feeds ahead only while the feed draws no random numbers.
+
+    Random numbers of a feed start from the seed of its part. They come from generators of the whole process, which the
+    model draws from at the same time: so a feed that draws some is called in the training thread.
+    """
+
+    def __init__(self, source: Source, feed: Feed, seed: int) -> None:
+        self._source, self._feed, self._seed = source, feed, seed
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+        self._coming: dict[tuple[int, int], Future[tuple[Minibatch | None, Any, Any]]] = {}
+        self._watched, self.draws = 0, False
+
+    def take(self, part: Part, then: Sequence[Part]) -> Minibatch:
+        """The records of this part; those of `then` are started meanwhile."""
+        current = self._start(part)
+        wanted = {(p.step, p.virtual) for p in (part, *then)}
+        for following in then:
+            self._start(following)
+        for stale in [key for key in self._coming if key not in wanted]:
+            self._coming.pop(stale).cancel()
+        try:
+            minibatch, records, numbers = current.result()
+        finally:
+            self._coming.pop((part.step, part.virtual), None)
+        return minibatch or self._feed_here(part, records, numbers)
+
+    def _start(self, part: Part) -> Future[tuple[Minibatch | None, Any, Any]]:
+        key = (part.step, part.virtual)
+        if key not in self._coming:
+            ahead = self._watched >= TRIED and not self.draws
+            self._coming[key] = self._pool.submit(self._load, part, ahead)
+        return self._coming[key]
+
+    def _load(self, part: Part, feed: bool) -> tuple[Minibatch | None, Any, Any]:
+        """Records, and what the feed makes of them if it may be called here."""
+        records, numbers = self._source.read(part.epoch, part.start, part.stop)
+        if not feed or self.draws:
+            return None, records, numbers
+        before = _drawn_from()
+        features, labels = self._feed(records, self._source.mode, self._source.reader.metadata)
+        if before != _drawn_from():  # it may also have been the model: better slow than wrong
+            self.draws = True
+            return None, records, numbers
+        return Minibatch(features, labels, numbers), None, None
+
+    def _feed_here(self, part: Part, records: Any, numbers: Any) -> Minibatch:
+        set_random_state(part_seed(self._seed, part.step, part.virtual))
+        before = (*_drawn_from(), torch.get_rng_state().numpy().tobytes())
+        features, labels = self._feed(records, self._source.mode, self._source.reader.metadata)
+        self._watched += 1
+        if before != (*_drawn_from(), torch.get_rng_state().numpy().tobytes()):
+            self.draws = True
+        return Minibatch(features, labels, numbers)
+
+
+def _drawn_from() -> tuple[object, ...]:
+    """The state of the generators that feeds use."""
+    state = np.random.get_state(legacy=False)["state"]
+    return random.getstate(), state["key"].tobytes(), state["pos"]

@@ -1,0 +1,144 @@
+"""The worker of an all-reduce job: a model file trained by the elastic loop that user programs have, too."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from elasticdl.api.elastic import Elastic, Hooks, Part
+from elasticdl.api.job import connect, numbering, terms_of
+from elasticdl.collective.control import SharedSession
+from elasticdl.core import steps
+from elasticdl.core.steps import StepPlan
+from elasticdl.errors import DataError, JobFailed, ModelError
+from elasticdl.frameworks.determinism import random_state_kept
+from elasticdl.frameworks.model_file import ModelFile
+from elasticdl.frameworks.replica import Replica, load_replica
+from elasticdl.frameworks.trainable import Arrays
+from elasticdl.job.loglines import loss_line
+from elasticdl.job.spec import JobSpec
+from elasticdl.worker.batches import Source, load
+from elasticdl.worker.parts import AHEAD, PartsAhead
+from elasticdl.worker.phases import time_line
+
+log = logging.getLogger(__name__)
+
+
+class ReplicaModel:
+    """A Replica as the elastic loop sees it."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica, self.device = replica, replica.device
+        self.size = replica.gradient_size + replica.buffer_size
+        self._given: torch.Tensor | None = None
+
+    def begin(self, seed: int) -> None:
+        """Its parts begin by themselves."""
+
+    def compute(self, features: Arrays, labels: Arrays, seed: int) -> float:
+        loss, self._given = self.replica.part(features, labels, seed)
+        return loss
+
+    def contribute(self, out: torch.Tensor) -> None:
+        assert self._given is not None
+        out.copy_(self._given)
+        self._given = None
+
+    def apply(self, mean: torch.Tensor, step: int, epoch: int) -> None:
+        self.replica.apply(mean, step, epoch)
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        return self.replica.state()
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.replica.load(state)
+
+
+class ReplicaEvaluation:
+    """The model's own metrics over the validation data, in as many parts as there are virtual workers."""
+
+    def __init__(self, replica: Replica, code: ModelFile, source: Source, virtual: int, minibatch: int) -> None:
+        self._replica, self._code, self._source = replica, code, source
+        self._virtual, self._minibatch = virtual, minibatch
+
+    def part(self, virtual: int, check: Callable[[], None]) -> bytes:
+        records = self._source.dataset.records
+        first, last = (records * v // self._virtual for v in (virtual, virtual + 1))
+        metrics = self._replica.new_metrics()
+        for start in range(first, last, self._minibatch):
+            check()
+            stop = min(start + self._minibatch, last)
+            with random_state_kept(steps.part_seed(0, start, virtual)):
+                batch = load(self._source, 0, start, stop, (), self._code.feed)
+            with self._code.running("evaluating"):
+                metrics.update(batch.labels, self._replica.predict(batch.features))
+        return metrics.state()
+
+    def merged(self, parts: Sequence[bytes]) -> Mapping[str, float]:
+        metrics = self._replica.new_metrics()
+        metrics.merge(parts)
+        return metrics.result()
+
+
+def work(spec: JobSpec, name: str, code: ModelFile, sources: Mapping[str, Source]) -> int:
+    """Train until the job is over or this worker is told to go; its exit code."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the launcher asks where a worker hangs
+    training, validation = sources["training"], sources.get("evaluation")
+
+    def sample() -> Arrays:
+        """Features of the first records, for models that learn their shapes from data."""
+        count = min(spec.minibatch_size, training.dataset.records)
+        return load(training, 0, 0, count, (), code.feed).features
+
+    replica = load_replica(code, spec.seed, sample, deterministic=spec.deterministic)
+    for note in replica.notes:
+        log.info("%s", note)
+    plan = StepPlan.of(spec, training.dataset.records)
+    evaluation = None
+    if validation is not None:
+        evaluation = ReplicaEvaluation(replica, code, validation, plan.virtual, spec.minibatch_size)
+
+    done = 0
+
+    def committed(step: int, loss: float) -> None:
+        nonlocal done
+        done += 1
+        if step % spec.log_loss_steps == 0:
+            log.info(loss_line(loss, step))
+
+    def export(directory: Path) -> None:
+        log.info("Wrote %s to %s", ", ".join(replica.export(directory)), directory)
+
+    control = connect(spec, name, replica.device)
+    log.info("Ready: %d values that are trained, on %s", replica.gradient_size, replica.device)
+    model = ReplicaModel(replica)
+    hooks = Hooks(committed, export, evaluation)
+    elastic = Elastic(model, terms_of(spec, plan), control, numbering(spec, training.dataset), hooks)
+    ahead = PartsAhead(training, code.feed, spec.seed)
+    try:
+        for part in elastic.parts():
+            elastic.step(_compute(model, part, ahead, elastic, control))
+    except (ModelError, DataError) as error:  # no other worker would do better
+        control.unfit(str(error))
+        raise JobFailed(str(error)) from error
+    finally:
+        control.close()
+    if done:
+        log.info(time_line(control.seconds, done, "step"))
+    log.info("Done: %s", control.shutdown or "leaving")
+    # Leaving on SIGTERM is no normal end, and the master may not have heard why.
+    return 0 if control.shutdown else 128 + signal.SIGTERM
+
+
+def _compute(model: ReplicaModel, part: Part, ahead: PartsAhead, elastic: Elastic, control: SharedSession) -> float:
+    control.doing("data")
+    this, *then = elastic.coming(AHEAD + 1)
+    assert (this.step, this.virtual) == (part.step, part.virtual)
+    minibatch = ahead.take(this, then)
+    control.doing("compute")
+    return model.compute(minibatch.features, minibatch.labels, part.seed)

@@ -1,0 +1,350 @@
+"""A worker's side of an all-reduce job: which world it is in, what it confirms, what it never goes back to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticdl.collective.session import Todo, WorldSession
+from elasticdl.wire import control_pb2 as pb
+
+ME, OTHER = "elasticdl-j-worker-0", "elasticdl-j-worker-1"
+GRACE_SECONDS = 30.0
+
+
+def session() -> WorldSession:
+    return WorldSession(ME, "i", GRACE_SECONDS, "torch 2")
+
+
+def proposal(generation: int, *members: str, urgent: bool = False) -> pb.ToReplica:
+    return pb.ToReplica(
+        proposal=pb.Proposal(generation=generation, members=members or (ME, OTHER), urgent=urgent, reason="a change")
+    )
+
+
+def start(generation: int, *members: str, state: tuple[int, int] = (0, 0), **more: Any) -> pb.ToReplica:
+    name = pb.StateName(generation=state[0], step=state[1])
+    return pb.ToReplica(start=pb.Start(generation=generation, members=members or (ME, OTHER), state=name, **more))
+
+
+def stored(generation: int, key: str, value: bytes) -> pb.ToReplica:
+    return pb.ToReplica(stored=pb.Stored(generation=generation, key=key, value=value))
+
+
+def training(generation: int = 1) -> WorldSession:
+    """In a world that stands."""
+    it = session()
+    it.receive(proposal(generation))
+    it.confirm()
+    it.receive(start(generation))
+    it.enter()
+    it.form(0.01, 0.0, 0)
+    return it
+
+
+def kinds(messages: list[pb.FromReplica]) -> list[str | None]:
+    return [m.WhichOneof("body") for m in messages]
+
+
+# Into a world.
+
+
+def test_a_proposal_is_confirmed_once_and_the_world_built_when_it_starts() -> None:
+    it = session()
+    assert it.todo() is Todo.WAIT
+    it.receive(proposal(1))
+    assert it.todo() is Todo.CONFIRM
+    (confirmed,) = it.confirm()
+    assert (confirmed.confirmed.generation, confirmed.confirmed.state.step) == (1, 0)
+    assert it.todo() is Todo.WAIT
+    it.receive(start(1, state=(0, 0)))
+    assert it.todo() is Todo.BUILD
+    assert it.enter().generation == 1
+    assert it.hello().hello.generation == 1
+    (formed,) = it.form(0.25, 0.5, 100)
+    assert (formed.formed.build_seconds, formed.formed.copy_seconds, formed.formed.copied_bytes) == (0.25, 0.5, 100)
+    assert it.todo() is Todo.TRAIN and it.rank == 0
+
+
+def test_the_name_of_the_state_is_taken_only_when_all_of_it_is_there() -> None:
+    it = session()
+    it.receive(proposal(4))
+    it.confirm()
+    it.receive(start(4, state=(3, 70), copies={ME: OTHER}))
+    it.enter()
+    assert it.state == (0, 0) and it.hello().hello.state.step == 0
+    it.form(0.0, 0.1, 10)
+    assert it.state == (3, 70)
+    it.commit(0.5, 0.1, stop=False)
+    assert it.state == (4, 71)
+
+
+def test_a_proposal_that_is_said_again_is_confirmed_again() -> None:
+    """The first confirmation may have been said into a breaking stream."""
+    it = session()
+    it.receive(proposal(1))
+    it.confirm()
+    it.receive(proposal(1))
+    assert it.todo() is Todo.CONFIRM
+
+
+def test_a_start_of_a_world_that_was_not_confirmed_waits_for_the_confirmation() -> None:
+    it = session()
+    it.receive(start(2))
+    assert it.todo() is Todo.WAIT
+    it.receive(proposal(2))
+    assert it.todo() is Todo.CONFIRM
+
+
+def test_who_is_not_in_the_world_proposed_stands_by() -> None:
+    it = session()
+    it.receive(proposal(1, OTHER))
+    assert it.todo() is Todo.WAIT
+
+
+# Fencing.
+
+
+def test_older_generations_are_not_heard() -> None:
+    it = session()
+    it.receive(proposal(5))
+    it.confirm()
+    for old in (proposal(4, ME), start(4, ME), stored(4, "k", b"old")):
+        it.receive(old)
+    assert it.todo() is Todo.WAIT
+    assert it.stored_for(5) == {} and it.stored_for(4) == {}
+    it.receive(start(5))
+    assert it.todo() is Todo.BUILD
+
+
+def test_a_start_that_a_newer_proposal_has_overtaken_is_not_built() -> None:
+    it = session()
+    it.receive(proposal(1))
+    it.confirm()
+    it.receive(start(1))
+    it.receive(proposal(2, urgent=True))
+    assert it.todo() is Todo.CONFIRM
+    it.confirm()
+    assert it.todo() is Todo.WAIT
+
+
+def test_a_world_that_was_left_is_never_entered_again() -> None:
+    it = training(1)
+    it.leave_world()
+    it.receive(proposal(1))
+    it.receive(start(1))
+    assert it.todo() is Todo.WAIT
+    assert it.hello().hello.generation == 0
+
+
+def test_a_world_that_broke_is_reported_again_when_the_master_starts_it_again() -> None:
+    it = training(1)
+    (broken,) = it.leave_world("connection reset", [OTHER])
+    assert (broken.broken.generation, list(broken.broken.suspects)) == (1, [OTHER])
+    assert it.receive(start(1)) == [broken]
+    assert it.todo() is Todo.WAIT
+
+
+def test_a_master_that_has_a_successor_is_not_heard() -> None:
+    it = session()
+    it.receive(pb.ToReplica(welcome=pb.Welcome(master_epoch=3)))
+    it.receive(pb.ToReplica(welcome=pb.Welcome(master_epoch=2)))
+    it.receive(pb.ToReplica(shutdown=pb.Shutdown(reason="over")))
+    it.receive(proposal(9))
+    assert it.todo() is Todo.WAIT
+    it.receive(pb.ToReplica(welcome=pb.Welcome(master_epoch=3)))
+    it.receive(proposal(9))
+    assert it.todo() is Todo.CONFIRM
+
+
+# Out of a world.
+
+
+def test_an_urgent_proposal_calls_the_step_off() -> None:
+    it = training()
+    it.receive(proposal(2, urgent=True))
+    assert it.called_off == "a change"
+    assert it.todo() is Todo.LEAVE
+    assert it.leave_world() == []
+    assert it.todo() is Todo.CONFIRM
+
+
+def test_any_other_proposal_waits_until_all_members_stop_at_the_same_step() -> None:
+    it = training()
+    it.receive(proposal(2))
+    assert it.called_off == "" and it.flag and it.todo() is Todo.TRAIN
+    it.commit(0.5, 0.1, stop=True)
+    assert it.todo() is Todo.LEAVE
+    it.leave_world()
+    (confirmed,) = it.confirm()
+    assert (confirmed.confirmed.state.generation, confirmed.confirmed.state.step) == (1, 1)
+
+
+def test_a_member_that_does_not_know_the_proposal_stops_with_the_others_and_waits_for_it() -> None:
+    it = training()
+    assert not it.flag
+    it.commit(0.5, 0.1, stop=True)
+    assert it.todo() is Todo.LEAVE
+    it.leave_world()
+    assert it.todo() is Todo.WAIT
+    it.receive(proposal(2))
+    assert it.todo() is Todo.CONFIRM
+
+
+def test_when_every_step_is_done_any_proposal_ends_the_world_at_once() -> None:
+    it = training()
+    it.receive(proposal(2))
+    assert it.todo(idle=True) is Todo.LEAVE
+
+
+def test_told_to_go_a_member_trains_until_a_world_without_it_comes() -> None:
+    it = training()
+    assert kinds(it.leave()) == ["leaving"]
+    assert it.todo() is Todo.TRAIN and it.hello().hello.capacity == 0
+    it.receive(proposal(2, OTHER))
+    assert it.todo() is Todo.TRAIN
+    it.commit(0.5, 0.1, stop=True)
+    assert it.todo() is Todo.LEAVE
+    it.leave_world()
+    assert it.todo() is Todo.END
+
+
+def test_told_to_go_a_member_stays_for_one_more_world_if_that_needs_its_state() -> None:
+    it = training()
+    it.leave()
+    it.receive(proposal(2, OTHER, ME))
+    it.commit(0.5, 0.1, stop=True)
+    it.leave_world()
+    assert it.todo() is Todo.CONFIRM
+    it.confirm()
+    assert it.todo() is Todo.WAIT
+
+
+def test_told_to_go_a_worker_in_no_world_goes_at_once() -> None:
+    it = session()
+    it.leave()
+    assert it.todo() is Todo.END
+
+
+def test_a_shutdown_ends_everything() -> None:
+    it = training()
+    it.receive(pb.ToReplica(shutdown=pb.Shutdown(reason="the job is over")))
+    assert it.todo() is Todo.END and it.called_off == "the job is over"
+
+
+@pytest.mark.parametrize(("away", "over"), [(GRACE_SECONDS - 1, False), (GRACE_SECONDS + 1, True)])
+def test_without_a_master_for_longer_than_its_grace_nothing_counts_any_more(away: float, over: bool) -> None:
+    it = training()
+    it.connected()
+    it.disconnected(100.0)
+    it.disconnected(100.0 + away / 2)  # it still is
+    assert it.cut_off(100.0 + away) is over
+    it.connected()
+    assert not it.cut_off(1000.0)
+
+
+# The store.
+
+
+def test_what_others_stored_early_is_kept_for_the_group() -> None:
+    it = session()
+    it.receive(proposal(3))
+    it.confirm()
+    it.receive(stored(3, "a", b"1"))
+    it.receive(start(3))
+    it.enter()
+    it.receive(stored(3, "b", b"2"))
+    assert it.stored_for(3) == {"a": b"1", "b": b"2"}
+
+
+def test_while_a_group_is_built_what_this_worker_stored_is_said_again_on_a_new_stream() -> None:
+    it = session()
+    it.receive(proposal(3))
+    it.confirm()
+    it.receive(start(3))
+    it.enter()
+    (said,) = it.store(3, "me", b"address")
+    welcome = pb.ToReplica(welcome=pb.Welcome(master_epoch=1))
+    assert it.receive(welcome) == [said]
+    it.form(0.0, 0.0, 0)
+    assert it.receive(welcome) == []
+
+
+def test_nothing_is_stored_for_a_world_that_was_given_up() -> None:
+    it = training(3)
+    it.leave_world()
+    assert it.store(3, "me", b"address") == []
+
+
+# Saving, evaluating, exporting.
+
+
+def save(cut: int, at: int = 0) -> pb.ToReplica:
+    return pb.ToReplica(save=pb.Save(cut=cut, directory="d", at=at))
+
+
+def test_a_save_waits_for_its_step() -> None:
+    it = training()
+    it.receive(save(1, at=2))
+    it.commit(0.5, 0.1, stop=False)
+    assert it.todo() is Todo.TRAIN
+    it.commit(0.5, 0.1, stop=False)
+    assert it.todo() is Todo.SAVE
+    due = it.save_due()
+    assert due is not None and due.cut == 1
+
+
+def test_what_was_written_is_said_in_every_hello_until_it_is_settled() -> None:
+    it = training()
+    it.receive(save(1))
+    it.begin_save(1)
+    (wrote,) = it.saved(1, '{"step": 1}', "")
+    assert [w.cut for w in it.hello().hello.wrote] == [1]
+    assert it.receive(save(1)) == [wrote], "asked again, it does not write again"
+    assert it.todo() is Todo.TRAIN
+    it.receive(pb.ToReplica(settle=pb.Settle(cut=1, published=True)))
+    assert not it.hello().hello.wrote
+
+
+def test_evaluations_are_remembered_for_a_master_that_missed_them() -> None:
+    it = training()
+    for version in range(20):
+        assert it.evaluated(version, "{}", say=False) == []
+    assert [e.version for e in it.hello().hello.evaluations] == list(range(4, 20))
+    assert kinds(it.evaluated(19, "{}", say=True)) == ["evaluated"]
+
+
+def test_evaluations_of_steps_that_are_lost_are_forgotten() -> None:
+    it = training()
+    it.evaluated(10, "{}", say=True)
+    it.evaluated(20, "{}", say=True)
+    it.leave_world()
+    it.receive(proposal(2))
+    it.confirm()
+    it.receive(start(2, state=(0, 15), directory="d"))
+    it.enter()
+    it.form(0.0, 0.0, 0)
+    assert [e.version for e in it.hello().hello.evaluations] == [10]
+
+
+def test_the_model_is_exported_when_every_step_is_done() -> None:
+    it = training()
+    it.receive(pb.ToReplica(export=pb.Export(directory="model", audit=True)))
+    assert it.todo() is Todo.TRAIN
+    assert it.todo(idle=True) is Todo.EXPORT
+    (exported,) = it.export_done("model", "", "all is well")
+    assert exported.exported.audit == "all is well"
+    assert it.hello().hello.exported.directory == "model"
+    assert it.todo(idle=True) is Todo.WAIT
+    assert it.receive(pb.ToReplica(export=pb.Export(directory="model", audit=True))) == [exported]
+
+
+def test_a_pulse_says_what_the_training_thread_does_and_for_how_long() -> None:
+    it = training()
+    it.doing("compute", 10.0)
+    for seconds in (0.1, 0.3, 0.2):
+        it.commit(0.5, seconds, stop=False)
+    pulse = it.pulse(12.5).pulse
+    assert (pulse.generation, pulse.step, pulse.phase, pulse.seconds) == (1, 3, "compute", 2.5)
+    assert pulse.has_loss and pulse.loss == 0.5 and pulse.step_seconds == 0.2
