@@ -49,8 +49,7 @@ def seed_everything(seed: int) -> None:
 def trainable(model: Any, code: ModelFile, seed: int, sample: Callable[[], Arrays] | None) -> Trainable:
     """The Trainable of a Keras model on the backend that Keras runs on."""
     bind_tables(model, code)
-    if not all(layer.built for layer in model._flatten_layers()):
-        _build_on(model, code, seed, sample)
+    built(model, code, seed, sample)
     notes: list[str] = []
     if code.request.table_threshold_bytes:
         probe = None if sample is None else lambda: _try_out(model, code, sample)
@@ -79,13 +78,50 @@ def _backend(model: Any, code: ModelFile, tables: tuple[TableSpec, ...]) -> Kera
     )
 
 
-class KerasTrainable(ABC):
+class KerasModel:
+    """How a Keras model is called, whoever keeps its values."""
+
+    def __init__(self, model: Any, code: ModelFile) -> None:
+        self._model, self._code = model, code
+        declared = model.inputs if isinstance(model, keras.src.models.functional.Functional) else []
+        self._narrow_inputs = [i.name for i in declared if i.dtype == "int32"]
+        # A model whose call takes no `training` decides for itself, as under Keras' own fit.
+        takes_training = getattr(model, "_call_has_training_arg", True)
+        self._when_training = {"training": True} if takes_training else {}
+        self._when_predicting = {"training": False} if takes_training else {}
+
+    def new_metrics(self) -> MetricsAccumulator:
+        with self._code.running(f"calling {self._code.request.eval_metrics_fn}"):
+            return MetricsAccumulator({n: measure(m, self._code) for n, m in self._code.metrics().items()})
+
+    def _inputs(self, features: Arrays) -> Any:
+        """Features as tensors. Keras would silently cut integers to the width of its inputs: that is refused."""
+        for name in self._narrow_inputs:
+            given = features.get(name) if isinstance(features, dict) else features
+            array = np.asarray(given) if isinstance(given, np.ndarray) else np.zeros(0, np.int32)
+            if array.dtype in (np.int64, np.uint64) and array.size and not _fits(array):
+                what = f"feed gives integers from {array.min()} to {array.max()} for input {name!r}, declared as int32"
+                raise ModelError(self._code.path, what, 'Declare it with keras.Input(..., dtype="int64").')
+        return map_arrays(as_tensor, features)
+
+    def _loss(self, labels: Any, predictions: Any, added: Sequence[Any]) -> Any:
+        """The scalar to differentiate: the user's loss and what layers added (regularizers, add_loss)."""
+        loss = self._code.loss(labels, predictions)
+        if len(loss.shape):
+            loss = keras.ops.mean(loss)
+        for extra in added:
+            loss = loss + keras.ops.sum(extra)
+        return loss
+
+
+class KerasTrainable(KerasModel, ABC):
     """Variables by their paths. Float variables that no gradient moves are state; integers and seeds stay local."""
 
     notes: tuple[str, ...] = ()
 
     def __init__(self, model: Any, code: ModelFile, tables: tuple[TableSpec, ...]) -> None:
-        self._model, self._code, self._tables = model, code, tables
+        super().__init__(model, code)
+        self._tables = tables
         self._trainable: list[Any] = list(model.trainable_variables)
         others = model.non_trainable_variables
         self._state: list[Any] = [v for v in others if keras.backend.is_float_dtype(v.dtype)]
@@ -100,12 +136,6 @@ class KerasTrainable(ABC):
             optimizer=read_optimizer(code, self._optimizer_parameters()),
         )
         self._initial = read_flat(self._trainable), read_flat(self._state)
-        declared = model.inputs if isinstance(model, keras.src.models.functional.Functional) else []
-        self._narrow_inputs = [i.name for i in declared if i.dtype == "int32"]
-        # A model whose call takes no `training` decides for itself, as under Keras' own fit.
-        takes_training = getattr(model, "_call_has_training_arg", True)
-        self._when_training = {"training": True} if takes_training else {}
-        self._when_predicting = {"training": False} if takes_training else {}
 
     def initial(self) -> tuple[FloatArray, FloatArray]:
         return self._initial[0].copy(), self._initial[1].copy()
@@ -119,25 +149,11 @@ class KerasTrainable(ABC):
     @abstractmethod
     def predict(self, features: Arrays, rows: RowSource) -> Arrays: ...
 
-    def new_metrics(self) -> MetricsAccumulator:
-        with self._code.running(f"calling {self._code.request.eval_metrics_fn}"):
-            return MetricsAccumulator({n: measure(m, self._code) for n, m in self._code.metrics().items()})
-
     def export(self, directory: Path, rows: TableExport) -> list[str]:
         from elasticdl.frameworks.keras_export import export_model
 
         self._write_variables()
         return export_model(self._model, self._tables, self._code, directory, rows)
-
-    def _inputs(self, features: Arrays) -> Any:
-        """Features as tensors. Keras would silently cut integers to the width of its inputs: that is refused."""
-        for name in self._narrow_inputs:
-            given = features.get(name) if isinstance(features, dict) else features
-            array = np.asarray(given) if isinstance(given, np.ndarray) else np.zeros(0, np.int32)
-            if array.dtype in (np.int64, np.uint64) and array.size and not _fits(array):
-                what = f"feed gives integers from {array.min()} to {array.max()} for input {name!r}, declared as int32"
-                raise ModelError(self._code.path, what, 'Declare it with keras.Input(..., dtype="int64").')
-        return map_arrays(as_tensor, features)
 
     def _optimizer_parameters(self) -> Sequence[Any]:
         """What an `optimizer(parameters)` receives."""
@@ -146,15 +162,6 @@ class KerasTrainable(ABC):
     def _write_variables(self) -> None:
         """Bring the model's own variables up to date, where `assign` keeps values elsewhere."""
         return
-
-    def _loss(self, labels: Any, predictions: Any, added: Sequence[Any]) -> Any:
-        """The scalar to differentiate: the user's loss and what layers added (regularizers, add_loss)."""
-        loss = self._code.loss(labels, predictions)
-        if len(loss.shape):
-            loss = keras.ops.mean(loss)
-        for extra in added:
-            loss = loss + keras.ops.sum(extra)
-        return loss
 
 
 def as_tensor(array: Any) -> Any:
@@ -184,6 +191,12 @@ def bind_tables(model: Any, code: ModelFile) -> tuple[TableSpec, ...]:
 def _fits(array: Any) -> bool:
     limit = 2**31
     return bool(-limit <= array.min() and array.max() < limit)
+
+
+def built(model: Any, code: ModelFile, seed: int, sample: Callable[[], Arrays] | None) -> None:
+    """See to it that the model has its variables, which it may make only when it sees data."""
+    if not all(layer.built for layer in model._flatten_layers()):
+        _build_on(model, code, seed, sample)
 
 
 def _build_on(model: Any, code: ModelFile, seed: int, sample: Callable[[], Arrays] | None) -> None:

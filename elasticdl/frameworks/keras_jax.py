@@ -106,21 +106,25 @@ class JaxBackend(KerasTrainable):
             return self._call(values, state, local, inputs, training=False)[0]
 
     def _checked(self, array: Any) -> Any:
-        """JAX keeps integers in 32 bits; a larger id would silently become another one."""
-        found = narrowed(array)
-        refuse_text(found)
-        if found.dtype in (np.int64, np.uint64) and found.size and not -(2**31) <= found.min() <= found.max() < 2**31:
-            raise ModelError(
-                self._code.path,
-                f"feed gives integers up to {found.max()}; JAX computes with 32-bit integers",
-                "Hash ids into fewer than 2**31, or run Keras on torch or tensorflow.",
-            )
-        return found
+        return checked(array, self._code.path)
 
     def _write_variables(self) -> None:
         for flat, variables in ((self._values, self._trainable), (self._buffers, self._state)):
             for value, variable in zip(_split(flat, variables), variables, strict=True):
                 variable.assign(value)
+
+
+def checked(array: Any, path: str) -> Any:
+    """An array as JAX takes it: it keeps integers in 32 bits; a larger id would silently become another one."""
+    found = narrowed(array)
+    refuse_text(found)
+    if found.dtype in (np.int64, np.uint64) and found.size and not -(2**31) <= found.min() <= found.max() < 2**31:
+        raise ModelError(
+            path,
+            f"feed gives integers up to {found.max()}; JAX computes with 32-bit integers",
+            "Hash ids into fewer than 2**31, or run Keras on torch or tensorflow.",
+        )
+    return found
 
 
 def _split(flat: Any, variables: list[Any]) -> list[Any]:

@@ -309,14 +309,8 @@ def _import_file(name: str, file: Path) -> ModuleType:
     return module
 
 
-def load_trainable(
-    source: ModelRequest | ModelFile, seed: int, sample: Callable[[], Arrays] | None = None
-) -> Trainable:
-    """Import the model file and build its model once; names and initial values are a function of the seed.
-
-    `sample` gives the features of one batch. It is asked only for models that do not know their shapes without data.
-    """
-    code = source if isinstance(source, ModelFile) else ModelFile(source)
+def seed_frameworks(seed: int) -> None:
+    """Names and initial values of the model that is built next are a function of the seed."""
     if "keras" in sys.modules:
         from elasticdl.frameworks import keras as keras_models
 
@@ -325,6 +319,17 @@ def load_trainable(
         from elasticdl.frameworks import torch as torch_models
 
         torch_models.seed_everything(seed)
+
+
+def load_trainable(
+    source: ModelRequest | ModelFile, seed: int, sample: Callable[[], Arrays] | None = None
+) -> Trainable:
+    """Import the model file and build its model once; names and initial values are a function of the seed.
+
+    `sample` gives the features of one batch. It is asked only for models that do not know their shapes without data.
+    """
+    code = source if isinstance(source, ModelFile) else ModelFile(source)
+    seed_frameworks(seed)
     births, watched = None, nullcontext()
     if code.request.table_threshold_bytes and "torch" in sys.modules:
         from elasticdl.frameworks.torch_moving import Births

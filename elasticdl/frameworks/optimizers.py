@@ -29,7 +29,16 @@ _KERAS: dict[str, Kind] = {
 
 
 def read_optimizer(code: ModelFile, parameters: Sequence[Any]) -> OptimizerSpec:
-    """Call the model file's `optimizer` and describe what it returns; its schedule becomes `code.schedule`.
+    """Call the model file's `optimizer` and describe what it returns; its schedule becomes `code.schedule`."""
+    optimizer, scheduler, interval = make_optimizer(code, parameters)
+    spec = describe(optimizer, code.path, parameters)
+    first = None if is_keras_schedule(getattr(optimizer, "_learning_rate", None)) else spec.learning_rate
+    code.schedule = read_schedule(code, optimizer, scheduler, interval, first)
+    return spec if code.schedule is None else spec.model_copy(update={"learning_rate": code.schedule.rate(0, 0)})
+
+
+def make_optimizer(code: ModelFile, parameters: Sequence[Any]) -> tuple[Any, Any, str]:
+    """What the model file's `optimizer` returns: the optimizer; a torch scheduler and its interval, if there is one.
 
     A function that takes an argument receives the model's trainable parameters, as torch optimizers need them.
     """
@@ -41,11 +50,7 @@ def read_optimizer(code: ModelFile, parameters: Sequence[Any]) -> OptimizerSpec:
     with code.running(f"calling {code.request.optimizer}"):
         # torch refuses an empty list; a model may have all its parameters in tables
         found = function(list(parameters) or _placeholder()) if takes_parameters else function()
-    optimizer, scheduler, interval = _taken_apart(found, code.path)
-    spec = describe(optimizer, code.path, parameters)
-    first = None if is_keras_schedule(getattr(optimizer, "_learning_rate", None)) else spec.learning_rate
-    code.schedule = read_schedule(code, optimizer, scheduler, interval, first)
-    return spec if code.schedule is None else spec.model_copy(update={"learning_rate": code.schedule.rate(0, 0)})
+    return _taken_apart(found, code.path)
 
 
 def _placeholder() -> list[Any]:
@@ -112,7 +117,7 @@ def _from_keras(optimizer: Any, path: str) -> OptimizerSpec:
         raise _unsupported(path, f"{name} with exclude_from_weight_decay", "Decay all variables, or none.")
     common = {
         "kind": kind,
-        "learning_rate": _keras_rate(optimizer, path, name),
+        "learning_rate": keras_rate(optimizer, path, name),
         "weight_decay": decay,
         "decoupled": decay != 0,
         "clip": _keras_clip(optimizer),
@@ -136,7 +141,8 @@ def _from_keras(optimizer: Any, path: str) -> OptimizerSpec:
     return OptimizerSpec.model_validate(common | values)
 
 
-def _keras_rate(optimizer: Any, path: str, name: str) -> float:
+def keras_rate(optimizer: Any, path: str, name: str) -> float:
+    """The rate of a Keras optimizer; 0 where a schedule gives it."""
     rate = optimizer._learning_rate
     if is_keras_schedule(rate):
         return 0.0
@@ -172,13 +178,7 @@ def _from_torch(torch: Any, optimizer: Any, path: str, parameters: Sequence[Any]
     if kind is None:
         raise _unsupported(path, name)
     group = _one_group(optimizer, path, name)
-    covered = {id(p) for g in optimizer.param_groups for p in g["params"]}
-    if any(id(p) not in covered for p in parameters):
-        raise ModelError(
-            path,
-            f"optimizer(): {name} was given only some of the model's trainable parameters",
-            "Give it all of them; freeze those that should stay as they are with `requires_grad_(False)`.",
-        )
+    check_covered(optimizer, path, parameters)
     decay = float(group["weight_decay"])
     decoupled = type(optimizer) is torch.optim.AdamW or bool(group.get("decoupled_weight_decay"))
     common = {
@@ -203,6 +203,17 @@ def _from_torch(torch: Any, optimizer: Any, path: str, parameters: Sequence[Any]
     if kind == "adam":
         values["beta_1"], values["beta_2"] = (float(b) for b in group["betas"])
     return OptimizerSpec.model_validate(common | values)
+
+
+def check_covered(optimizer: Any, path: str, parameters: Sequence[Any]) -> None:
+    """A torch optimizer was given every trainable parameter."""
+    covered = {id(p) for g in optimizer.param_groups for p in g["params"]}
+    if any(id(p) not in covered for p in parameters):
+        raise ModelError(
+            path,
+            f"optimizer(): torch {type(optimizer).__name__} was given only some of the model's trainable parameters",
+            "Give it all of them; freeze those that should stay as they are with `requires_grad_(False)`.",
+        )
 
 
 def _one_group(optimizer: Any, path: str, name: str) -> dict[str, Any]:

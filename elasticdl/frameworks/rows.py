@@ -113,6 +113,9 @@ class NoRows:
     def rows(self, table: str, ids: IdArray) -> FloatArray:
         return np.zeros((len(ids), self._dims[table]), np.float32)
 
+    def chunks(self, table: str) -> Iterator[tuple[IdArray, FloatArray]]:
+        return iter(())
+
 
 def summed(parts: Sequence[tuple[IdArray, FloatArray]]) -> tuple[IdArray, FloatArray]:
     """One gradient per id, from the gradients of several calls of one layer (ids unique within each)."""

@@ -128,6 +128,15 @@ class _ByEpoch:
 def _of_torch(code: ModelFile, optimizer: Any, scheduler: Any, interval: str) -> list[Schedule]:
     if scheduler is None:
         return []
+    name = check_scheduler(code, optimizer, scheduler)
+    moving = _TorchScheduler(code, optimizer, scheduler, name)
+    if interval == "step":
+        return [Schedule(f"{name} by step", code, lambda version, _: moving.at(version))]
+    return [Schedule(f"{name} by epoch", code, lambda _, epoch: moving.at(epoch))]
+
+
+def check_scheduler(code: ModelFile, optimizer: Any, scheduler: Any) -> str:
+    """A torch scheduler is a function of a count, and of this optimizer; how messages call it."""
     torch = sys.modules["torch"]
     name = f"torch {type(scheduler).__name__}"
     symbol = code.request.optimizer
@@ -136,10 +145,7 @@ def _of_torch(code: ModelFile, optimizer: Any, scheduler: Any, interval: str) ->
         raise ModelError(code.path, f"{symbol}(): {name} is not supported: it waits for a metric", remedy)
     if scheduler.optimizer is not optimizer:
         raise ModelError(code.path, f"{symbol}(): {name} belongs to another optimizer", "Make it for the one returned.")
-    moving = _TorchScheduler(code, optimizer, scheduler, name)
-    if interval == "step":
-        return [Schedule(f"{name} by step", code, lambda version, _: moving.at(version))]
-    return [Schedule(f"{name} by epoch", code, lambda _, epoch: moving.at(epoch))]
+    return name
 
 
 class _TorchScheduler:

@@ -94,22 +94,10 @@ class TorchTrainable:
                 return map_arrays(to_numpy, self._model(self._to_tensors(features)))
 
     def new_metrics(self) -> MetricsAccumulator:
-        metrics = {name: _TensorMeasure(function, self._code) for name, function in self._code.metrics().items()}
-        return MetricsAccumulator(metrics)
+        return new_metrics(self._code)
 
     def export(self, directory: Path, rows: TableExport) -> list[str]:
-        tensors = {name: tensor.detach().cpu().numpy() for name, tensor in self._model.state_dict().items()}
-        with export.into(directory, "torch", self._code.reference()) as target:
-            weights = []
-            for table in self._tables:
-                if table.input_dim is None:
-                    target.table(table, rows)
-                    continue
-                layer = self._model.get_submodule(table.name)
-                weights.append(export.Weights(f"{table.name}.weight", table, rows, layer.zero_row))
-            sharded = target.tensors(tensors, weights)
-            target.readme(readme(self._code, self._model, self._tables, sharded))
-        return target.names
+        return export_model(self._model, self._tables, self._code, directory, rows)
 
     def _to_tensors(self, arrays: Arrays) -> Any:
         return map_arrays(lambda a: to_tensor(a).to(self._device), arrays)
@@ -139,6 +127,35 @@ class TorchTrainable:
         with self._code.running("trying the model on a first batch"), answered_by(lookup), torch.no_grad():
             self._model.eval()
             self._model(self._to_tensors(sample()))
+
+
+def new_metrics(code: ModelFile) -> MetricsAccumulator:
+    """An empty accumulator of the metrics of a torch model."""
+    return MetricsAccumulator({name: _TensorMeasure(function, code) for name, function in code.metrics().items()})
+
+
+def export_model(
+    model: Any, tables: tuple[TableSpec, ...], code: ModelFile, directory: Path, rows: TableExport
+) -> list[str]:
+    """Write a torch model as named tensors, with the rows of its tables; the names of the files."""
+    tensors = {name: _as_array(tensor) for name, tensor in model.state_dict().items()}
+    with export.into(directory, "torch", code.reference()) as target:
+        weights = []
+        for table in tables:
+            if table.input_dim is None:
+                target.table(table, rows)
+                continue
+            layer = model.get_submodule(table.name)
+            weights.append(export.Weights(f"{table.name}.weight", table, rows, layer.zero_row))
+        sharded = target.tensors(tensors, weights)
+        target.readme(readme(code, model, tables, sharded))
+    return target.names
+
+
+def _as_array(tensor: Any) -> Any:
+    # numpy has no bfloat16; the values are exact in float32, and load_state_dict turns them back
+    found = tensor.detach().cpu()
+    return (found.float() if found.dtype == torch.bfloat16 else found).numpy()
 
 
 class _TensorMeasure(MeanMeasure):

@@ -1,0 +1,53 @@
+"""Random state and algorithms of a process, so that a part gives the same bits wherever it is computed."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def use_deterministic_algorithms() -> None:
+    """From now on an operation gives the same bits each time, or raises where the framework has no such algorithm.
+
+    torch would also fill new memory, so that reading it before writing gives the same each time; that costs a pass
+    over every tensor and is left off.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.backends.cudnn.benchmark = False
+    if "jax" not in sys.modules and "xla_gpu_deterministic_ops" not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None:
+        tensorflow.config.experimental.enable_op_determinism()
+
+
+def set_random_state(seed: int) -> None:
+    """Everything that layers, losses and feeds draw from by default starts from this seed."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)  # of all devices
+
+
+@contextmanager
+def random_state_kept(seed: int = 0) -> Iterator[None]:
+    """What runs inside draws from `seed`; afterwards random state is as before."""
+    python, numpy, devices = random.getstate(), np.random.get_state(), _devices()
+    with torch.random.fork_rng(devices):
+        set_random_state(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def _devices() -> list[int]:
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []

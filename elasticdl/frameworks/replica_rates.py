@@ -1,0 +1,91 @@
+"""Learning rates of a step where the user's own optimizer takes it: functions of step and epoch alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from elasticdl.errors import ModelError
+from elasticdl.frameworks.model_file import ModelFile
+from elasticdl.frameworks.schedules import Schedule, check_scheduler, read_schedule
+
+# What schedulers move in an optimizer's groups; a scheduler may keep values of its own there.
+SCHEDULED = frozenset(
+    ("lr", "initial_lr", "max_lr", "min_lr", "momentum", "base_momentum", "max_momentum", "betas", "swa_lr")
+)
+
+
+class TorchRates:
+    """Sets the options of a torch optimizer's groups for a step, by a torch scheduler or by the user's callbacks."""
+
+    def __init__(self, code: ModelFile, optimizer: Any, scheduler: Any, interval: str) -> None:
+        self._code, self._optimizer = code, optimizer
+        rates = {float(group["lr"]) for group in optimizer.param_groups}
+        self._schedule: Schedule | None = read_schedule(code, optimizer, None, "", min(rates))
+        self._mover: _Mover | None = None
+        self._by_step = interval == "step"
+        if scheduler is not None:
+            name = check_scheduler(code, optimizer, scheduler)
+            if self._schedule is not None:
+                what = f"{name} and {self._schedule.name} all set the learning rate"
+                raise ModelError(code.path, what, "Keep one of them.")
+            self._mover = _Mover(optimizer, scheduler)
+        if self._schedule is not None and len(rates) > 1:
+            what = f"{self._schedule.name} gives one learning rate, but parameter groups have different ones"
+            raise ModelError(code.path, what, 'Return a torch scheduler: (optimizer, scheduler, "step").')
+
+    @contextmanager
+    def at(self, step: int, epoch: int, scale: float) -> Iterator[None]:
+        """The rates of this step, while it is taken."""
+        groups = self._optimizer.param_groups
+        if self._mover is not None:
+            with self._code.running(f"moving the learning rate to step {step}, epoch {epoch}"):
+                self._mover.to(step if self._by_step else epoch)
+        elif self._schedule is not None:
+            _set(groups, [self._schedule.rate(step, epoch)] * len(groups))
+        if scale == 1.0:
+            yield
+            return
+        rates = [float(group["lr"]) for group in groups]
+        _set(groups, [rate * scale for rate in rates])
+        try:
+            yield
+        finally:
+            _set(groups, rates)
+
+
+class _Mover:
+    """A torch scheduler as a function of a count: stepped forward to it, and back by starting over."""
+
+    def __init__(self, optimizer: Any, scheduler: Any) -> None:
+        self._optimizer, self._scheduler = optimizer, scheduler
+        self._start = copy.deepcopy(scheduler.state_dict())
+        self._first = [
+            {key: copy.deepcopy(value) for key, value in group.items() if key in SCHEDULED}
+            for group in optimizer.param_groups
+        ]
+        self._at = 0
+
+    def to(self, count: int) -> None:
+        if count < self._at:
+            self._scheduler.load_state_dict(copy.deepcopy(self._start))
+            for group, first in zip(self._optimizer.param_groups, self._first, strict=True):
+                group.update(copy.deepcopy(first))
+            self._at = 0
+        # torch warns of a scheduler that moves before its optimizer; a newcomer's has to.
+        self._optimizer._opt_called = True
+        while self._at < count:
+            self._scheduler.step()
+            self._at += 1
+
+
+def _set(groups: list[dict[str, Any]], rates: list[float]) -> None:
+    for group, rate in zip(groups, rates, strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

@@ -1,0 +1,174 @@
+"""The tensors of a model on torch: committed values that passes start from, and the flat vector that a part makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from elasticdl.errors import ModelError
+
+
+@dataclass
+class Buffer:
+    """A tensor that passes move. A module may also put another tensor in its place, found as `holder[key]`."""
+
+    name: str
+    tensor: Any
+    holder: dict[str, Any] = field(default_factory=dict)
+    key: str = ""
+
+    def now(self) -> Any:
+        return self.holder[self.key] if self.holder else self.tensor
+
+
+class Values:
+    """Trainable parameters, buffers, and tensors that must stand still while a part is computed."""
+
+    def __init__(
+        self, path: str, trainable: Mapping[str, Any], buffers: Sequence[Buffer], still: Mapping[str, Any]
+    ) -> None:
+        self._path = path
+        self.trainable = list(trainable.values())
+        self._narrow = any(t.dtype != torch.float32 for t in self.trainable)
+        self._still = {**trainable, **still}
+        kinds: dict[torch.dtype, list[Buffer]] = {}
+        for buffer in buffers:
+            kinds.setdefault(_exact(buffer.tensor.dtype), []).append(buffer)
+        self._kinds = [_Kind(path, dtype, kinds[dtype]) for dtype in sorted(kinds, key=str)]
+        self._zeros: dict[int, Any] = {}
+        self.gradient_size = sum(t.numel() for t in self.trainable)
+        self.buffer_size = sum(kind.size for kind in self._kinds)
+        first = next(iter([*self.trainable, *(b.tensor for b in buffers)]), None)
+        self.device: torch.device = torch.device("cpu") if first is None else first.device
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """A pass that may move buffers; afterwards they are as committed. `vector` is to be asked inside."""
+        versions = [t._version for t in self._still.values()]
+        for tensor in self.trainable:
+            tensor.grad = None
+        try:
+            yield
+            if versions != [t._version for t in self._still.values()]:
+                self._refuse_moved(versions)
+        finally:
+            for kind in self._kinds:
+                kind.restore()
+            for tensor in self.trainable:
+                tensor.grad = None
+
+    def vector(self) -> Any:
+        """[gradients | moves of the buffers] after a pass: float32, a tensor of its own."""
+        parts = [self._gradient(i, t.grad) for i, t in enumerate(self.trainable)]
+        parts += [kind.moves() for kind in self._kinds]
+        if len(parts) < 2:  # flattening one tensor gives that tensor
+            return parts[0].reshape(-1).clone() if parts else torch.zeros(0, device=self.device)
+        return _flatten_dense_tensors(parts)
+
+    def gradients(self, mean: Any) -> list[Any]:
+        """The mean gradient, in the form of the parameters."""
+        found = _unflatten_dense_tensors(mean[: self.gradient_size], self.trainable) if self.trainable else []
+        if not self._narrow and all(t.is_contiguous() for t in self.trainable):
+            return list(found)
+        return [torch.empty_like(t).copy_(g) for t, g in zip(self.trainable, found, strict=True)]
+
+    def move_buffers(self, mean: Any) -> None:
+        """Commit the mean of the buffers' moves."""
+        start = self.gradient_size
+        for kind in self._kinds:
+            kind.move(mean[start : start + kind.size])
+            start += kind.size
+
+    def commit(self) -> None:
+        """The buffers' present values are the committed ones."""
+        for kind in self._kinds:
+            kind.commit()
+
+    def _gradient(self, number: int, gradient: Any) -> Any:
+        if gradient is None:
+            if number not in self._zeros:
+                self._zeros[number] = torch.zeros(self.trainable[number].shape, device=self.device)
+            return self._zeros[number]
+        if gradient.layout is not torch.strided:
+            gradient = gradient.coalesce().to_dense()
+        return gradient.float() if self._narrow else gradient
+
+    def _refuse_moved(self, versions: list[int]) -> None:
+        pairs = zip(self._still.items(), versions, strict=True)
+        name = next(name for (name, tensor), version in pairs if tensor._version != version)
+        raise ModelError(
+            self._path,
+            f"the forward pass changes {name!r} in place, so the result would depend on who computes what",
+            "Make it a persistent buffer; of an Embedding leave max_norm out.",
+        )
+
+
+class _Kind:
+    """Buffers whose moves are exact in one type: statistics in float32 or float64, counters in int64."""
+
+    def __init__(self, path: str, dtype: torch.dtype, buffers: list[Buffer]) -> None:
+        self._path, self._dtype, self._buffers = path, dtype, buffers
+        self._tensors = [b.tensor for b in buffers]
+        self.size = sum(t.numel() for t in self._tensors)
+        self.commit()
+
+    def commit(self) -> None:
+        self._committed = self._flat(self._tensors)
+        self._views = self._like(self._committed)
+        self._versions = [t._version for t in self._tensors]
+
+    def moves(self) -> Any:
+        now = [b.now() for b in self._buffers]
+        if not self._touched(now):
+            return torch.zeros(self.size, device=self._committed.device)
+        for buffer, found in zip(self._buffers, now, strict=True):
+            if found is None or found.shape != buffer.tensor.shape:
+                shape = None if found is None else list(found.shape)
+                what = f"buffer {buffer.name!r} of shape {list(buffer.tensor.shape)} becomes {shape} in a forward pass"
+                raise ModelError(self._path, what, "Keep its shape, or register it with persistent=False.")
+        flat = self._flat([t.detach() for t in now])
+        # Not simply the difference: masks hold infinities.
+        return torch.where(flat == self._committed, 0, flat - self._committed).float()
+
+    def restore(self) -> None:
+        if not self._touched([b.now() for b in self._buffers]):
+            return
+        for buffer in self._buffers:
+            if buffer.holder:
+                buffer.holder[buffer.key] = buffer.tensor
+        self._write()
+
+    def move(self, mean: Any) -> None:
+        exact = mean.to(torch.float64)
+        if not self._dtype.is_floating_point:
+            exact = exact.round()
+        self._committed += exact.to(self._dtype)
+        self._write()
+        self.commit()  # as the tensors hold them, which may be narrower
+
+    def _write(self) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(self._tensors, self._views)
+        self._versions = [t._version for t in self._tensors]
+
+    def _touched(self, now: list[Any]) -> bool:
+        same = all(found is tensor for found, tensor in zip(now, self._tensors, strict=True))
+        return not same or self._versions != [t._version for t in self._tensors]
+
+    def _flat(self, tensors: list[Any]) -> Any:
+        return torch.cat([t.detach().to(self._dtype).reshape(-1) for t in tensors])
+
+    def _like(self, flat: Any) -> list[Any]:
+        sizes = [t.numel() for t in self._tensors]
+        return [part.view(t.shape) for part, t in zip(flat.split(sizes), self._tensors, strict=True)]
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    if not dtype.is_floating_point:
+        return torch.int64
+    return torch.float64 if dtype == torch.float64 else torch.float32

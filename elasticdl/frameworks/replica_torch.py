@@ -1,0 +1,145 @@
+"""A plain `torch.nn.Module` as a Replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elasticdl.errors import ModelError
+from elasticdl.frameworks.determinism import random_state_kept, set_random_state
+from elasticdl.frameworks.metrics import MetricsAccumulator
+from elasticdl.frameworks.model_file import ModelFile
+from elasticdl.frameworks.optimizers import make_optimizer
+from elasticdl.frameworks.replica import MODEL, OPTIMIZER, check_state, refuse_tables
+from elasticdl.frameworks.replica_optimizer import TorchOptimizer
+from elasticdl.frameworks.replica_tensors import Buffer, Values
+from elasticdl.frameworks.rows import NoRows, TableLayer
+from elasticdl.frameworks.torch import export_model, new_metrics
+from elasticdl.frameworks.torch_rows import mean_of, to_tensor
+from elasticdl.frameworks.trainable import Arrays, map_arrays, to_numpy
+
+
+class TorchReplica:
+    """Parameters and persistent buffers by their qualified names; the user's own optimizer steps on them."""
+
+    def __init__(
+        self, model: Any, code: ModelFile, seed: int, sample: Callable[[], Arrays] | None, device: str | None
+    ) -> None:
+        self._model, self._code = model, code
+        refuse_tables((name for name, module in model.named_modules() if isinstance(module, TableLayer)), code.path)
+        self.device = torch.device(device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+        if any(isinstance(t, torch.nn.parameter.UninitializedTensorMixin) for t in _tensors(model)):
+            self._materialise(seed, sample)
+        model.to(self.device)
+        self.notes = tuple(_notes(model))
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        _check(model, trainable, code.path)
+        buffers, fleeting = _buffers(model)
+        still = {name: p for name, p in model.named_parameters() if not p.requires_grad} | fleeting
+        self._values = Values(code.path, trainable, buffers, still)
+        self.gradient_size, self.buffer_size = self._values.gradient_size, self._values.buffer_size
+        kept = dict(model.named_parameters()) | {b.name: b.tensor for b in buffers}
+        self._named = {f"{MODEL}{name}": tensor for name, tensor in kept.items()}
+        self._optimizer = TorchOptimizer(code, trainable, *make_optimizer(code, list(trainable.values())))
+
+    def part(self, features: Arrays, labels: Arrays, seed: int) -> tuple[float, torch.Tensor]:
+        if not self._model.training:
+            self._model.train()
+        set_random_state(seed)
+        with self._values.passing():
+            with self._code.running("computing a training step"), torch.enable_grad():
+                inputs, targets = self._to_tensors(features), self._to_tensors(labels)
+                loss = mean_of(self._code.loss(targets, self._model(inputs)))
+                loss.backward()
+            vector = self._values.vector()
+        return loss.item(), vector
+
+    def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float = 1.0) -> None:
+        self._optimizer.step(self._values.gradients(mean), step, epoch, rate_scale)
+        self._values.move_buffers(mean)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.detach() for name, tensor in self._named.items()} | self._optimizer.state()
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        of_optimizer = {name: tensor for name, tensor in state.items() if name.startswith(OPTIMIZER)}
+        of_model = {name: tensor for name, tensor in state.items() if name not in of_optimizer}
+        check_state(self._code.path, self._named, of_model)
+        self._optimizer.check(of_optimizer)
+        with torch.no_grad():
+            torch._foreach_copy_(list(self._named.values()), [of_model[name] for name in self._named])
+        self._values.commit()
+        self._optimizer.load(of_optimizer)
+
+    def predict(self, features: Arrays) -> Arrays:
+        with self._code.running("computing predictions"), random_state_kept(), self._values.passing():
+            self._model.eval()
+            with torch.inference_mode():
+                return map_arrays(to_numpy, self._model(self._to_tensors(features)))
+
+    def new_metrics(self) -> MetricsAccumulator:
+        return new_metrics(self._code)
+
+    def export(self, directory: Path) -> list[str]:
+        return export_model(self._model, (), self._code, directory, NoRows(()))
+
+    def _to_tensors(self, arrays: Arrays) -> Any:
+        return map_arrays(lambda a: (a if isinstance(a, torch.Tensor) else to_tensor(a)).to(self.device), arrays)
+
+    def _materialise(self, seed: int, sample: Callable[[], Arrays] | None) -> None:
+        """Lazy modules learn their shapes from a first batch."""
+        if sample is None:
+            what = "the model has lazy modules, whose shapes are known only when data is seen"
+            raise ModelError(self._code.path, what, "Give the modules their input sizes.")
+        features = sample()
+        set_random_state(seed)  # reading the sample may have drawn random numbers
+        with self._code.running("trying the model on a first batch"), torch.no_grad():
+            self._model.eval()
+            self._model(map_arrays(to_tensor, features))
+
+
+def _tensors(model: Any) -> list[Any]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _buffers(model: Any) -> tuple[list[Buffer], dict[str, Any]]:
+    """Those that belong to the model's state, and those registered with persistent=False."""
+    kept = set(model.state_dict(keep_vars=True))
+    buffers, fleeting, seen = [], {}, set()
+    for prefix, module in model.named_modules():
+        for key, tensor in module._buffers.items():
+            name = f"{prefix}.{key}" if prefix else key
+            if tensor is None or id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            if name in kept:
+                # A scripted module's are reached in place alone.
+                buffers.append(Buffer(name, tensor, module._buffers if type(module._buffers) is dict else {}, key))
+            else:
+                fleeting[name] = tensor
+    return buffers, fleeting
+
+
+def _check(model: Any, trainable: Mapping[str, Any], path: str) -> None:
+    for name, tensor in trainable.items():
+        if not tensor.dtype.is_floating_point:
+            remedy = "Keep real and imaginary parts as two parameters."
+            raise ModelError(path, f"parameter {name!r} is {tensor.dtype}; gradients are added as floats", remedy)
+    own = [n for n, m in model.named_modules() if type(m).get_extra_state is not torch.nn.Module.get_extra_state]
+    if own:
+        what = f"module {own[0]!r} has an extra state that is no tensor, which cannot be handed to other workers"
+        raise ModelError(path, what, "Keep it in buffers.")
+
+
+def _notes(model: Any) -> list[str]:
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
+            found.append(f"{type(module).__name__} {name!r}: its sparse gradients are added as dense ones")
+    wide = [name for name, p in model.named_parameters() if p.requires_grad and p.dtype == torch.float64]
+    if wide:
+        found.append(f"Parameter {wide[0]!r} is float64: gradients are added in float32")
+    return found
