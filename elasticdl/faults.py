@@ -26,6 +26,15 @@ POINTS = (
     "master.before_publishing",  # all parts are on disk, the manifest is not
     "server.restoring",  # told to go back, and not there yet
 )
+# Of all-reduce jobs only.
+WORLD_POINTS = (
+    "worker.building",  # the others know where to find this worker, and are about to connect
+    "worker.copying",  # a part of the state has gone over, or has come in
+    "worker.in_exchange",  # part of this worker's sums is with the others, none of its totals
+    "worker.before_commit",  # the exchange is complete, the step is not in the model
+    "worker.after_commit",  # the step is in this worker's model, and nobody knows
+    "worker.state_written",  # a checkpoint is on disk, the master does not know
+)
 
 
 class _Plan:
@@ -35,8 +44,9 @@ class _Plan:
         for entry in filter(None, text.split(",")):
             point, _, rest = entry.partition("@")
             name, _, count = rest.partition(":")
-            if point not in POINTS:
-                raise ValueError(f"ELASTICDL_FAULTS: no fault point {point!r}; there are {', '.join(POINTS)}")
+            if point not in POINTS + WORLD_POINTS:
+                known = ", ".join(POINTS + WORLD_POINTS)
+                raise ValueError(f"ELASTICDL_FAULTS: no fault point {point!r}; there are {known}")
             if name in ("*", replica):
                 self.at[point] = (int(count or 1), entry)
 

@@ -1,0 +1,246 @@
+"""What the members of a world do together in a step: add up their contributions, and gather small things.
+
+The sum is cut into one slice per rank. Every rank sends the pieces of each slice to its owner, who finishes the tree
+there and sends the result to everybody. Pieces are small, and several are on the way while one is added up, so that
+adding costs next to nothing and memory stays in the cache. Each rank's flag travels ahead of its first piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from elasticdl import faults
+from elasticdl.collective.group import Group, Link, Passage
+from elasticdl.collective.tree import Node, halves, root, runs, subtrees, value
+from elasticdl.errors import GroupBroken
+
+PIECE_FLOATS = 1 << 20  # measured: smaller costs messages, larger leaves nothing to overlap
+AHEAD = 4  # rounds of pieces on the way at once
+_LINE_FLOATS = 16  # slices start at a cache line
+
+# Tags of messages between two ranks. Those of rounds follow.
+_HEADER, _LENGTH, _BYTES = 0, 1, 2
+_FIRST_ROUND_TAG, _TAGS_PER_ROUND = 1024, 64
+_MOST_GATHERED_BYTES = 1 << 30
+
+Value = tuple[torch.Tensor, bool]  # and whether it may be overwritten
+
+
+def tree_total(group: Group, nodes: Mapping[Node, torch.Tensor], virtual: int, flag: bool) -> tuple[torch.Tensor, bool]:
+    """The sum over all virtual workers, the same bits for any world, and whether any rank's flag was set.
+
+    `nodes` are this rank's, and stay as they are. The sum belongs to the group: it is good until its next exchange.
+    """
+    group.check()
+    shares = [subtrees(*run, virtual) for run in runs(virtual, group.size)]
+    if set(nodes) != set(shares[group.rank]):
+        raise ValueError(f"rank {group.rank} must bring {shares[group.rank]}, not {tuple(nodes)}")
+    if group.size == 1:
+        return nodes[root(virtual)], flag
+    device = next(iter(nodes.values())).device
+    mine = nodes if device.type == "cpu" else _staged(group, nodes)
+    any_flag = group.run(_Exchange(group, mine, shares, virtual, flag).carry_out)
+    total = group.buffer("total", next(iter(mine.values())).numel())
+    return total.to(device), any_flag
+
+
+def _staged(group: Group, nodes: Mapping[Node, torch.Tensor]) -> dict[Node, torch.Tensor]:
+    """Copies in main memory: Gloo does not read a device's."""
+    staged = {}
+    for node, tensor in nodes.items():
+        copy = group.buffer(f"node {node}", tensor.numel(), pinned=True)
+        staged[node] = copy.copy_(tensor, non_blocking=True)
+    torch.cuda.synchronize()
+    return staged
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """One deterministic sum, seen from one rank."""
+
+    group: Group
+    nodes: Mapping[Node, torch.Tensor]
+    shares: list[tuple[Node, ...]]  # whose nodes are whose, by rank
+    virtual: int
+    flag: bool
+
+    @property
+    def size(self) -> int:
+        return int(next(iter(self.nodes.values())).numel())
+
+    @property
+    def rounds(self) -> int:
+        return -(-self.size // (self.group.size * PIECE_FLOATS))
+
+    @property
+    def peers(self) -> list[int]:
+        """The other ranks, beginning with the next one: not everybody turns to rank 0 first."""
+        return [(self.group.rank + i) % self.group.size for i in range(1, self.group.size)]
+
+    def piece(self, rank: int, turn: int) -> slice:
+        """What the owner of a slice adds up in a round."""
+        start, stop = self._slice_start(rank), self._slice_start(rank + 1)
+        step = -(-(stop - start) // self.rounds)
+        return slice(min(start + turn * step, stop), min(start + (turn + 1) * step, stop))
+
+    def _slice_start(self, rank: int) -> int:
+        if rank == self.group.size:
+            return self.size
+        return self.size * rank // self.group.size // _LINE_FLOATS * _LINE_FLOATS
+
+    def carry_out(self, link: Link) -> bool:
+        total = self.group.buffer("total", self.size)
+        headers = _Headers(self, link)
+        if self.size not in self.group.sizes_agreed:
+            headers.wait()  # pieces of unequal sizes would be Gloo's end
+            self.group.sizes_agreed.add(self.size)
+        coming: list[list[tuple[Node, Passage]]] = []
+        others: list[Passage] = []
+        for turn in range(min(AHEAD, self.rounds)):
+            coming.append(self._start(link, turn, total, others))
+        for turn in range(self.rounds):
+            received = [(node, passage.wait()) for node, passage in coming[turn]]
+            self._finish(received, turn, total[self.piece(self.group.rank, turn)])
+            if turn == 0:
+                faults.point("worker.in_exchange")
+            if turn + AHEAD < self.rounds:
+                coming.append(self._start(link, turn + AHEAD, total, others))
+            others += self._hand_out(link, turn, total)
+        for passage in others:
+            passage.wait()
+        return headers.wait()
+
+    def _start(self, link: Link, turn: int, total: torch.Tensor, others: list[Passage]) -> list[tuple[Node, Passage]]:
+        """Begin a round: what comes in to be added up here; what goes out and what comes back joins the others."""
+        mine = self.piece(self.group.rank, turn)
+        places = self._places(turn, mine.stop - mine.start)
+        tag = _FIRST_ROUND_TAG + turn * _TAGS_PER_ROUND
+        coming = []
+        for peer in self.peers:
+            theirs = self.piece(peer, turn)
+            if mine.stop > mine.start:
+                for number, node in enumerate(self.shares[peer]):
+                    coming.append((node, link.receive(next(places), peer, tag + number)))
+            if theirs.stop > theirs.start:
+                for number, node in enumerate(self.shares[self.group.rank]):
+                    others.append(link.send(self.nodes[node][theirs], peer, tag + number))
+                others.append(link.receive(total[theirs], peer, tag + _TAGS_PER_ROUND - 1))
+        return coming
+
+    def _places(self, turn: int, length: int) -> Iterator[torch.Tensor]:
+        """Where a round's pieces arrive: a place is free again once its round is added up."""
+        count = sum(len(self.shares[peer]) for peer in self.peers)
+        longest = self.piece(self.group.rank, 0)
+        width = longest.stop - longest.start
+        space = self.group.buffer("pieces", AHEAD * count * width)
+        for number in range(count):
+            start = (turn % AHEAD * count + number) * width
+            yield space[start : start + length]
+
+    def _finish(self, received: list[tuple[Node, torch.Tensor]], turn: int, result: torch.Tensor) -> None:
+        """Add up one piece of this rank's slice, from the nodes of all ranks to the root."""
+        mine = self.piece(self.group.rank, turn)
+        if mine.stop == mine.start:
+            return
+        held: dict[Node, Value] = {node: (tensor[mine], False) for node, tensor in self.nodes.items()}
+        held.update((node, (tensor, True)) for node, tensor in received)
+        left, right = (value(half, self.virtual, held, _add) for half in halves(root(self.virtual), self.virtual))
+        torch.add(left[0], right[0], out=result)
+
+    def _hand_out(self, link: Link, turn: int, total: torch.Tensor) -> list[Passage]:
+        mine = self.piece(self.group.rank, turn)
+        if mine.stop == mine.start:
+            return []
+        tag = _FIRST_ROUND_TAG + (turn + 1) * _TAGS_PER_ROUND - 1
+        return [link.send(total[mine], peer, tag) for peer in self.peers]
+
+
+def _add(left: Value, right: Value) -> Value:
+    # One of two halves came from elsewhere or was added up here: a rank's own nodes are maximal, so never siblings.
+    place = left[0] if left[1] else right[0]
+    assert left[1] or right[1]
+    return torch.add(left[0], right[0], out=place), True
+
+
+class _Headers:
+    """How many floats everybody brings, and whether anybody's flag is set."""
+
+    def __init__(self, exchange: _Exchange, link: Link) -> None:
+        self._exchange = exchange
+        mine = torch.tensor([exchange.size, exchange.flag], dtype=torch.int64)
+        self._going = [link.send(mine, peer, _HEADER) for peer in exchange.peers]
+        self._coming = [
+            (peer, link.receive(torch.empty(2, dtype=torch.int64), peer, _HEADER)) for peer in exchange.peers
+        ]
+        self._flag: bool | None = None
+
+    def wait(self) -> bool:
+        if self._flag is None:
+            flags = [self._exchange.flag]
+            for peer, passage in self._coming:
+                size, flag = passage.wait().tolist()
+                if size != self._exchange.size:
+                    member = self._exchange.group.members[peer]
+                    what = f"{member} brings {size} numbers to the sum, this worker {self._exchange.size}"
+                    raise GroupBroken(f"{what}: their models are not the same", [member])
+                flags.append(bool(flag))
+            for passage in self._going:
+                passage.wait()
+            self._flag = any(flags)
+        return self._flag
+
+
+def plain_total(group: Group, contribution: torch.Tensor, flag: bool) -> tuple[torch.Tensor, bool]:
+    """The sum in whatever order is fastest, and whether any rank's flag was set.
+
+    The contribution stays as it is. The sum belongs to the group: it is good until its next exchange.
+    """
+    group.check()
+    if group.size == 1:
+        return contribution, flag
+    size = contribution.numel()
+    fused = group.buffer("fused", size + 1)
+    fused[:size].copy_(contribution)
+    fused[size] = float(flag)
+
+    def carry_out(link: Link) -> None:
+        faults.point("worker.in_exchange")
+        link.all_reduce(fused)
+
+    group.run(carry_out)
+    return fused[:size].to(contribution.device), bool(fused[size] > 0)
+
+
+def gather_bytes(group: Group, mine: bytes) -> list[bytes]:
+    """What every rank brings, by rank."""
+    group.check()
+    if group.size == 1:
+        return [mine]
+    peers = [(group.rank + i) % group.size for i in range(1, group.size)]
+
+    def carry_out(link: Link) -> list[bytes]:
+        length = torch.tensor([len(mine)], dtype=torch.int64)
+        passages = [link.send(length, peer, _LENGTH) for peer in peers]
+        lengths = [link.receive(torch.empty(1, dtype=torch.int64), peer, _LENGTH) for peer in peers]
+        if mine:
+            data = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+            passages += [link.send(data, peer, _BYTES) for peer in peers]
+        coming: dict[int, Passage] = {}
+        found = {group.rank: mine}
+        for peer, announced in zip(peers, lengths, strict=True):
+            count = int(announced.wait().item())
+            if not 0 <= count <= _MOST_GATHERED_BYTES:
+                raise GroupBroken(f"{group.members[peer]} announces {count} bytes", [group.members[peer]])
+            found[peer] = b""
+            if count:
+                coming[peer] = link.receive(torch.empty(count, dtype=torch.uint8), peer, _BYTES)
+        for peer, passage in coming.items():
+            found[peer] = passage.wait().numpy().tobytes()
+        for passage in passages:
+            passage.wait()
+        return [found[rank] for rank in range(group.size)]
+
+    return group.run(carry_out)

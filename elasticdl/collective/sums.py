@@ -1,0 +1,53 @@
+"""The contributions of one step, added up along the fixed tree as soon as two halves of a node are there."""
+
+from __future__ import annotations
+
+import torch
+
+from elasticdl.collective.tree import Node, subtrees
+
+
+class Sums:
+    """What a worker knows of one step: for each node that it has completed, the sum of its leaves.
+
+    Added in the order of the virtual workers, a run of n needs log n vectors, not n. When the run changes, what lies
+    inside the new one is kept and the rest let go: a sum cannot be taken apart again.
+    """
+
+    def __init__(self, virtual: int) -> None:
+        self.virtual = virtual
+        self._held: dict[Node, torch.Tensor] = {}
+
+    def add(self, virtual: int, contribution: torch.Tensor) -> None:
+        """Take over what a virtual worker has computed: the tensor is added to in place, nothing else is ever."""
+        if not 0 <= virtual < self.virtual:
+            raise ValueError(f"there is no virtual worker {virtual} of {self.virtual}")
+        if any(start <= virtual < start + size for start, size in self._held):
+            raise ValueError(f"the contribution of virtual worker {virtual} is there already")
+        start, size = virtual, 1
+        while size < self.virtual:
+            sibling = start ^ size
+            if sibling < self.virtual:  # else the node is its left half
+                other = self._held.pop((sibling, size), None)
+                if other is None:
+                    break
+                left, right = (other, contribution) if sibling < start else (contribution, other)
+                torch.add(left, right, out=contribution)
+            start, size = start & ~size, 2 * size
+        self._held[start, size] = contribution
+
+    def missing(self, start: int, stop: int) -> list[int]:
+        """Which virtual workers of a run have yet to be computed; what lies outside of the run is let go."""
+        self._held = {node: value for node, value in self._held.items() if self._inside(node, start, stop)}
+        there = {v for first, size in self._held for v in range(first, first + size)}
+        return [v for v in range(start, stop) if v not in there]
+
+    def nodes(self, start: int, stop: int) -> dict[Node, torch.Tensor]:
+        """The sums of a run's maximal nodes, from left to right, for reading: a late peer may read them too."""
+        wanted = subtrees(start, stop, self.virtual)
+        if not all(node in self._held for node in wanted):
+            raise ValueError(f"virtual workers {self.missing(start, stop)} of the run {start} to {stop} are missing")
+        return {node: self._held[node] for node in wanted}
+
+    def _inside(self, node: Node, start: int, stop: int) -> bool:
+        return start <= node[0] and min(sum(node), self.virtual) <= stop

@@ -1,0 +1,171 @@
+"""A copy of the whole state from one member of a group to another: all of it and unharmed, or nothing.
+
+A header in JSON says which tensors follow, then come their bytes in chunks, then a checksum over both. The receiver
+hands out tensors only once the checksum is right.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from elasticdl import faults
+from elasticdl.collective.group import Group, Link, Passage
+from elasticdl.errors import GroupBroken
+
+CHUNK_BYTES = 1 << 22
+AHEAD = 4  # chunks on the way at once
+_ALIGNMENT = 64
+_MOST_HEADER_BYTES = 1 << 28
+_FORMAT = 1
+
+_PREAMBLE, _HEADER, _CHUNK, _CHECKSUM = 16, 17, 18, 19  # tags
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool,
+        torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2,
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One tensor of the state and where its bytes lie."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * int(self.dtype.itemsize)
+
+
+def send_state(group: Group, to: int, state: Mapping[str, torch.Tensor]) -> int:
+    """Copy the state to a rank that waits in `receive_state`; how many bytes of tensors went over."""
+    group.check()
+    entries, size = _layout(state)
+    described = [[e.name, str(e.dtype).removeprefix("torch."), list(e.shape)] for e in entries]
+    header = json.dumps({"format": _FORMAT, "tensors": described}).encode()
+    preamble = torch.tensor([len(header), size], dtype=torch.int64)
+    text = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+
+    def carry_out(link: Link) -> None:
+        passages = [link.send(preamble, to, _PREAMBLE), link.send(text, to, _HEADER)]
+        checksum = _extended(0, text)
+        # A chunk's place is filled again only after Gloo has sent what was in it.
+        places = [torch.zeros(CHUNK_BYTES, dtype=torch.uint8) for _ in range(min(AHEAD, -(-size // CHUNK_BYTES)))]
+        going: deque[Passage] = deque()
+        for number, length in enumerate(_chunks(size)):
+            if len(going) == AHEAD:
+                going.popleft().wait()
+            chunk = places[number % AHEAD][:length]
+            _pack(chunk, number * CHUNK_BYTES, entries, state)
+            going.append(link.send(chunk, to, _CHUNK))
+            checksum = _extended(checksum, chunk)
+            if number == 0:
+                faults.point("worker.copying")
+        passages += [*going, link.send(torch.tensor([checksum], dtype=torch.int64), to, _CHECKSUM)]
+        for passage in passages:
+            passage.wait()
+
+    group.run(carry_out)
+    return size
+
+
+def receive_state(group: Group, source: int) -> dict[str, torch.Tensor]:
+    """The state of a rank that is in `send_state`, in main memory."""
+    group.check()
+    return group.run(lambda link: _received(link, source, group.members[source]))
+
+
+def _received(link: Link, source: int, member: str) -> dict[str, torch.Tensor]:
+    length, size = link.receive(torch.empty(2, dtype=torch.int64), source, _PREAMBLE).wait().tolist()
+    if not 0 < length <= _MOST_HEADER_BYTES or size < 0:
+        raise GroupBroken(f"{member} announces a state of {size} bytes with a header of {length}", [member])
+    text = link.receive(torch.empty(length, dtype=torch.uint8), source, _HEADER).wait()
+    entries = _entries(text.numpy().tobytes(), size, member)
+    data = torch.empty(size, dtype=torch.uint8)
+    checksum = _extended(0, text)
+    coming: deque[Passage] = deque()
+    lengths = list(_chunks(size))
+    for number in range(len(lengths) + AHEAD):
+        if number < len(lengths):
+            start = number * CHUNK_BYTES
+            coming.append(link.receive(data[start : start + lengths[number]], source, _CHUNK))
+        if number >= AHEAD and coming:
+            checksum = _extended(checksum, coming.popleft().wait())
+        if number == AHEAD:
+            faults.point("worker.copying")
+    (announced,) = link.receive(torch.empty(1, dtype=torch.int64), source, _CHECKSUM).wait().tolist()
+    if announced != checksum:
+        what = f"the state copied from {member} has the checksum {checksum:#x}, not {announced:#x}"
+        raise GroupBroken(what, [member])
+    return {e.name: data[e.start : e.start + e.bytes].view(e.dtype).view(e.shape) for e in entries}
+
+
+def _layout(state: Mapping[str, torch.Tensor]) -> tuple[list[_Entry], int]:
+    entries, start = [], 0
+    for name, tensor in state.items():
+        if tensor.dtype not in _DTYPES.values():
+            raise ValueError(f"{name} is of {tensor.dtype}, which is not copied between workers")
+        entry = _Entry(name, tensor.dtype, tuple(tensor.shape), start)
+        entries.append(entry)
+        start = _aligned(start + entry.bytes)
+    return entries, start
+
+
+def _entries(header: bytes, size: int, member: str) -> list[_Entry]:
+    """What a header describes; refused unless it fits the announced size exactly."""
+    try:
+        described = json.loads(header)
+        if described["format"] != _FORMAT:
+            raise ValueError(f"format {described['format']}")
+        entries, start = [], 0
+        for name, dtype, shape in described["tensors"]:
+            if any(not isinstance(n, int) or n < 0 for n in shape):
+                raise ValueError(f"{name} has the shape {shape}")
+            entry = _Entry(str(name), _DTYPES[dtype], tuple(shape), start)
+            entries.append(entry)
+            start = _aligned(start + entry.bytes)
+        if start != size:
+            raise ValueError(f"tensors of {start} bytes are announced as {size}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise GroupBroken(f"{member} describes its state in a way that is not understood: {error}", [member]) from error
+    return entries
+
+
+def _pack(chunk: torch.Tensor, offset: int, entries: list[_Entry], state: Mapping[str, torch.Tensor]) -> None:
+    """Copy into a chunk what lies in it of the tensors."""
+    stop = offset + chunk.numel()
+    for entry in entries:
+        first, last = max(entry.start, offset), min(entry.start + entry.bytes, stop)
+        if first < last:
+            source = state[entry.name].detach().reshape(-1).view(torch.uint8)
+            chunk[first - offset : last - offset].copy_(source[first - entry.start : last - entry.start])
+
+
+def _chunks(size: int) -> Iterator[int]:
+    for start in range(0, size, CHUNK_BYTES):
+        yield min(CHUNK_BYTES, size - start)
+
+
+def _aligned(position: int) -> int:
+    return -(-position // _ALIGNMENT) * _ALIGNMENT
+
+
+def _extended(checksum: int, piece: torch.Tensor) -> int:
+    data: npt.NDArray[np.uint8] = piece.numpy()
+    return int(google_crc32c.extend(checksum, data))

@@ -1,0 +1,118 @@
+"""The fixed binary tree over the virtual workers of a step, and how the workers alive share its leaves.
+
+The tree has as many leaves as the power of two that is not below the number of virtual workers; leaves beyond that
+number do not exist, and a node without a right half is its left half. A node is (start, size): an aligned power of
+two. Whoever holds all leaves of a node can add them up by itself; what it must send away is one vector for each
+maximal node of its run. So runs that follow the tree cost traffic nothing, and runs of even length cost time nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from itertools import pairwise
+from typing import TypeVar
+
+Node = tuple[int, int]
+Run = tuple[int, int]
+T = TypeVar("T")
+
+MOST_NODES = 2  # of a run: (2 + 1) / 2 = 1.5 times the traffic of a ring
+MOST_LOAD = 1.5  # times the even load
+
+
+def root(virtual: int) -> Node:
+    """The node over everything: its value is the sum of a step."""
+    return 0, 1 << (virtual - 1).bit_length()
+
+
+def halves(node: Node, virtual: int) -> tuple[Node, ...]:
+    """The one or two nodes that a node is the sum of; no leaf of the second may exist."""
+    start, half = node[0], node[1] // 2
+    return ((start, half), (start + half, half)) if start + half < virtual else ((start, half),)
+
+
+def subtrees(start: int, stop: int, virtual: int | None = None) -> tuple[Node, ...]:
+    """The maximal nodes that cover the run [start, stop) and nothing else, from left to right.
+
+    With the number of virtual workers, a run that ends with the last one may be covered by a node that reaches beyond.
+    """
+    found = []
+    last = stop == virtual
+    while start < stop:
+        size = start & -start or root(stop)[1]
+        while start + size > stop and not last:
+            size //= 2
+        found.append((start, size))
+        start += size
+    return tuple(found)
+
+
+def value(node: Node, virtual: int, held: Mapping[Node, T], add: Callable[[T, T], T]) -> T:
+    """The value of a node from those of nodes below it: always the same additions in the same order."""
+    if node in held:
+        return held[node]
+    if node[1] == 1:
+        raise ValueError(f"nothing covers virtual worker {node[0]} of {virtual}")
+    parts = [value(half, virtual, held, add) for half in halves(node, virtual)]
+    return parts[0] if len(parts) == 1 else add(*parts)
+
+
+@cache
+def runs(virtual: int, world: int) -> tuple[Run, ...]:
+    """Which virtual workers each rank computes: contiguous runs [start, stop), none empty.
+
+    No run is longer than half again the even length, nor made of more than two nodes; among such, the longest run is as
+    short as can be (the slowest worker sets the pace), and then the nodes are as few as can be (they are the traffic).
+    Worlds of a power of two get one node each, which is the traffic of a ring. Where that would make a run too long,
+    which takes a number of virtual workers a little above a power of two, they get at most two as well.
+    """
+    if not 1 <= world <= virtual:
+        raise ValueError(f"{world} workers cannot share {virtual} virtual workers: there must be 1 to {virtual}")
+    even = -(-virtual // world)
+    aligned = 1 if world & (world - 1) == 0 else MOST_NODES
+    for most in dict.fromkeys((aligned, MOST_NODES)):
+        for longest in range(even, int(MOST_LOAD * even) + 1):
+            found = _least_traffic(virtual, world, longest, most)
+            if found:
+                return found
+    raise AssertionError(f"no runs for {virtual} virtual workers over {world} workers")  # a test tries them all
+
+
+def _least_traffic(virtual: int, world: int, longest: int, most: int) -> tuple[Run, ...]:
+    """Runs of at most this length and number of nodes, with the fewest nodes in all; () where there are none."""
+    # For each stop that this many ranks can reach: the nodes they need, and the stops on the way.
+    reached: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
+    for rank in range(world):
+        left = world - rank - 1
+        further: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for start, (nodes, stops) in reached.items():
+            for stop, count in _steps(start, virtual, longest, most):
+                if left <= virtual - stop <= left * longest:
+                    way = (nodes + count, (*stops, stop))
+                    if stop not in further or way < further[stop]:
+                        further[stop] = way
+        reached = further
+    if virtual not in reached:
+        return ()
+    stops = reached[virtual][1]
+    return tuple(pairwise(stops))
+
+
+def _steps(start: int, virtual: int, longest: int, most: int) -> Iterator[tuple[int, int]]:
+    """Where a run from here may stop, and of how many nodes it is then made."""
+    far = min(start + longest, virtual)
+    stops = {start}
+    for _ in range(most):
+        ends = (min(stop + size, virtual) for stop in stops if stop < far for size in _sizes(stop, virtual))
+        stops = stops.union(end for end in ends if end <= far)
+    for stop in sorted(stops - {start}):
+        yield stop, len(subtrees(start, stop, virtual))
+
+
+def _sizes(start: int, virtual: int) -> Iterator[int]:
+    """Of the nodes that start here."""
+    size = 1
+    while size <= (start & -start or root(virtual)[1]):
+        yield size
+        size *= 2
