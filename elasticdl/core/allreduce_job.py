@@ -125,15 +125,18 @@ class AllreduceJob:
         if self.outcome:
             return []
         self.now = now
+        world = self.membership.generation if self.membership.training else 0
         out = self._route(event, now)
         while self.membership.to_evict:
             out += self._put_down(self.membership.to_evict.pop(0), "its world breaks again and again", now)
         while self.replicas.not_to_be_had:
             out.append(Announce(f"{self.replicas.not_to_be_had.pop(0)}; the job goes on without it"))
-        if not any(isinstance(c, FinishJob) for c in out):
-            out += self._follow(now)
         for started in [c for c in out if isinstance(c, StartWorld)]:
             self._begin_at(started.state[1])
+        if not any(isinstance(c, FinishJob) for c in out):
+            out += self._follow(now)
+        if self.membership.training and self.membership.generation != world:
+            out += self._trains(now)
         for place, command in enumerate(out):
             if isinstance(command, FinishJob):
                 self.outcome, self.reason = command.outcome, command.reason
@@ -190,8 +193,10 @@ class AllreduceJob:
         match event:
             case ReplicaJoined():
                 return self._joined(event, now)
-            case ReplicaDropped(name):
-                return self.replicas.handle(event, now) + self.membership.dropped(name, now)
+            case ReplicaDropped(name, incarnation):
+                w = self.membership.workers.get(name)
+                silent = w is not None and w.incarnation == incarnation
+                return self.replicas.handle(event, now) + (self.membership.dropped(name, now) if silent else [])
             case ReplicaGone():
                 return self._gone(event, now)
             case ReplicaStarted() | TimePassed():
@@ -206,19 +211,19 @@ class AllreduceJob:
             case ReplicaLeaving(name):
                 return self._leaving(name, now)
             case WorldConfirmed(worker, generation, state):
-                self._reached(state[1])
                 return self.membership.confirm(worker, generation, state, now)
             case WorldBroken():
                 return self._broken(event, now)
             case WorldFormed(worker, generation):
-                return self._formed(worker, generation, now)
+                return self.membership.form(worker, generation, now)
             case StepsCommitted(_, generation, step, loss):
-                self._reached(step)
-                self.membership.stepped(generation, step)
+                if generation != self.membership.running_generation:
+                    return []  # of a world that is over
+                self.step = max(self.step, step)
                 self.loss = self.loss if loss is None else loss
-                return []
-            case ModelEvaluated(_, version, metrics):
-                return self._evaluated(version, metrics)
+                return self.membership.stepped(generation, step, now)
+            case ModelEvaluated(worker, version, metrics):
+                return self._evaluated(version, metrics) if worker in self.membership.running else []
             case ServerWrote(worker, cut, part, error):
                 return self._wrote(worker, cut, part, error, now)
             case CheckpointPublished(cut, directory, error):
@@ -305,21 +310,15 @@ class AllreduceJob:
             out += self._save(NEXT, False)
         return out + m.leave(name, now)
 
-    def _formed(self, worker: str, generation: int, now: float) -> list[Command]:
-        out = self.membership.form(worker, generation, now)
-        if self.membership.training and self.membership.generation == generation:
-            for r in self.recoveries:
-                if r.seconds is None:
-                    r.seconds = now - r.at
-            if self.checkpoints.next_time is None:
-                self.checkpoints.started(now)
-            size = len(self.membership.members)
-            who = "1 worker trains" if size == 1 else f"{size} workers train"
-            out.append(Announce(f"generation {generation}: {who}, from step {self.step}"))
-        return out
-
-    def _reached(self, step: int) -> None:
-        self.step = max(self.step, step)
+    def _trains(self, now: float) -> list[Command]:
+        for r in self.recoveries:
+            if r.seconds is None:
+                r.seconds = now - r.at
+        if self.checkpoints.next_time is None:
+            self.checkpoints.started(now)
+        size = len(self.membership.members)
+        who = "1 worker trains" if size == 1 else f"{size} workers train"
+        return [Announce(f"generation {self.membership.generation}: {who}, from step {self.step}")]
 
     def _begin_at(self, step: int) -> None:
         """A world starts here: below what was heard of only where all who held more are lost."""
@@ -332,7 +331,6 @@ class AllreduceJob:
             return []
         self.evaluations.append((version, metrics))
         self.evaluations.sort()
-        self._reached(version)
         return [ReportMetrics(version, metrics)]
 
     # Saving.
@@ -373,7 +371,6 @@ class AllreduceJob:
             self.checkpoints.started(now)
             return [SettleSave(cut, "", worker), told]
         step = int(json.loads(part)["step"])
-        self._reached(step)
         self.written.append((save, step, part))
         return self._publish(now)
 

@@ -261,7 +261,9 @@ class Membership:
         silent = [n for n in self.members if n not in desired and not self._available(n, now)]
         if self.phase is Phase.PROPOSED:
             if silent or (lost and not self.urgent):
-                return self._propose(desired, self.urgent or bool(lost), _missing(lost, silent), now)
+                gone = [n for n in silent if n not in self.workers]
+                reason = _missing(lost or ", ".join(gone), silent)
+                return self._propose(desired, self.urgent or bool(lost), reason, now)
             rescued = self._held_by(desired) and not self._held_by(self.members)
             changed = not self.urgent and set(desired) != set(self.members)
             shrunk = any(n not in desired for n in self.members) and not self.confirmed
@@ -317,7 +319,7 @@ class Membership:
         return float("inf") if w.in_touch else w.silent_since + self.grace_seconds
 
     def _fenced(self, now: float) -> bool:
-        """Whether the last world can commit nothing any more, and nobody may come back who holds what the next lacks."""
+        """Whether the last world can commit nothing any more, and nobody may return with a state the next one lacks."""
         left = any(self.workers[n].incarnation == self.running.get(n) for n in self.confirmed)
         if not left and any(self._silent_until(n) > now for n in self.running):
             return False
