@@ -24,7 +24,8 @@ from elasticdl.data.reader import Reader
 from elasticdl.data.verification import examine
 from elasticdl.errors import DataError, ModelError, Problem, UsageError
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
-from elasticdl.frameworks.trainable import Arrays
+from elasticdl.frameworks.replica import Replica, load_replica
+from elasticdl.frameworks.trainable import Arrays, Trainable
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.sources import open_source
@@ -130,7 +131,11 @@ def _build(spec: JobSpec, code: ModelFile, reader: Reader, dataset: Dataset) -> 
         return code.feed(records, "training", reader.metadata)[0]
 
     sample()  # a feed that fails should do so before anything starts, whether the model needs the sample or not
-    model = load_trainable(code, spec.seed, sample)
+    model: Trainable | Replica
+    if spec.distribution_strategy == "AllreduceStrategy":
+        model = load_replica(code, spec.seed, sample, deterministic=spec.deterministic)
+    else:
+        model = load_trainable(code, spec.seed, sample)
     model.new_metrics()
     return model.notes
 
