@@ -120,12 +120,9 @@ class _Kind:
     def commit(self) -> None:
         self._committed = self._flat(self._tensors)
         self._views = self._like(self._committed)
-        self._versions = [t._version for t in self._tensors]
 
     def moves(self) -> Any:
         now = [b.now() for b in self._buffers]
-        if not self._touched(now):
-            return torch.zeros(self.size, device=self._committed.device)
         for buffer, found in zip(self._buffers, now, strict=True):
             if found is None or found.shape != buffer.tensor.shape:
                 shape = None if found is None else list(found.shape)
@@ -136,8 +133,7 @@ class _Kind:
         return torch.where(flat == self._committed, 0, flat - self._committed).float()
 
     def restore(self) -> None:
-        if not self._touched([b.now() for b in self._buffers]):
-            return
+        # Always: batch normalization writes its statistics without counting up their version.
         for buffer in self._buffers:
             if buffer.holder:
                 buffer.holder[buffer.key] = buffer.tensor
@@ -154,11 +150,6 @@ class _Kind:
     def _write(self) -> None:
         with torch.no_grad():
             torch._foreach_copy_(self._tensors, self._views)
-        self._versions = [t._version for t in self._tensors]
-
-    def _touched(self, now: list[Any]) -> bool:
-        same = all(found is tensor for found, tensor in zip(now, self._tensors, strict=True))
-        return not same or self._versions != [t._version for t in self._tensors]
 
     def _flat(self, tensors: list[Any]) -> Any:
         return torch.cat([t.detach().to(self._dtype).reshape(-1) for t in tensors])
