@@ -132,7 +132,7 @@ class AllreduceJob:
         while self.replicas.not_to_be_had:
             out.append(Announce(f"{self.replicas.not_to_be_had.pop(0)}; the job goes on without it"))
         for started in [c for c in out if isinstance(c, StartWorld)]:
-            self._begin_at(started.state[1])
+            out += self._begin(started)
         if not any(isinstance(c, FinishJob) for c in out):
             out += self._follow(now)
         if self.membership.training and self.membership.generation != world:
@@ -149,7 +149,7 @@ class AllreduceJob:
     def deadline(self) -> float | None:
         """When `TimePassed` should come next."""
         times = [self.replicas.deadline(), self.membership.deadline(self.now)]
-        if self._may_save and self.step > self.checkpoints.newest.position.version:
+        if self._may_save:
             times.append(self.checkpoints.next_time)
         return min((t for t in times if t is not None), default=None)
 
@@ -185,7 +185,11 @@ class AllreduceJob:
 
     @property
     def _may_save(self) -> bool:
-        return not self.saves and self.checkpoints.writing is None and bool(self.membership.holder())
+        """Whether the clock may ask for a checkpoint."""
+        c = self.checkpoints
+        idle = c.writing is None and all(s.lasting for s in self.saves) and not self.stopping
+        news = self.step > c.newest.position.version and not self.trained_out
+        return idle and news and self.membership.training and bool(self.membership.holder())
 
     # Routing.
 
@@ -320,11 +324,16 @@ class AllreduceJob:
         who = "1 worker trains" if size == 1 else f"{size} workers train"
         return [Announce(f"generation {self.membership.generation}: {who}, from step {self.step}")]
 
-    def _begin_at(self, step: int) -> None:
-        """A world starts here: below what was heard of only where all who held more are lost."""
+    def _begin(self, world: StartWorld) -> list[Command]:
+        """A world starts: below what was heard of only where all who held more are lost."""
+        step = world.state[1]
         self.repeated += max(0, self.step - step)
         self.step = step
         self.evaluations = [e for e in self.evaluations if e[0] <= step]
+        # Who is not in it never comes to the step at which it was to save.
+        left = [s for s in self.saves if s.at != NEXT and s.worker not in world.members]
+        self.saves = [s for s in self.saves if s not in left]
+        return [SettleSave(s.cut, "", s.worker) for s in left]
 
     def _evaluated(self, version: int, metrics: str) -> list[Command]:
         if any(v == version for v, _ in self.evaluations):
@@ -354,8 +363,7 @@ class AllreduceJob:
                 at = max(at, c.writing.position.version + c.schedule.steps)
             if at <= self.terms.plan.total_steps:
                 out += self._save(at, True)
-        due = c.next_time is not None and now >= c.next_time and self.step > c.newest.position.version
-        if due and not self.trained_out and c.writing is None and all(s.lasting for s in self.saves):
+        if self._may_save and c.next_time is not None and now >= c.next_time:
             out += self._save(NEXT, False)
         return out
 

@@ -127,6 +127,10 @@ class Membership:
         self._forget(name)
         self.running.pop(name, None)
         self.excluded.pop(name, None)
+        if not self.running and not self.holders and not self.checkpoint[0]:
+            self.fingerprint = ""  # nothing is left of what was trained: the job begins anew, with whoever is there
+            for w in self.workers.values():
+                w.refused = False
         return self._review(now, lost)
 
     def exclude(self, name: str, now: float) -> list[Command]:
@@ -295,9 +299,10 @@ class Membership:
         # Whoever has left an exchange cannot finish the step: from there on there is no boundary to wait for.
         self.urgent = urgent or (self.phase is Phase.PROPOSED and self.urgent)
         self.generation += 1
+        # Who was in the world before, or was to be in the one before this, must know that it is no more.
+        told = [n for n in dict.fromkeys((*members, *self.running, *self.members)) if n in self.workers]
         self.members, self.phase = members, Phase.PROPOSED
         self.confirmed, self.formed = {}, set()
-        told = [n for n in (*members, *(n for n in self.running if n not in members)) if n in self.workers]
         out: list[Command] = [self._proposal(tuple(told), reason)]
         if not members:
             self.phase = Phase.NONE

@@ -1,0 +1,591 @@
+"""An all-reduce job under test with workers that keep to the protocol, and everything that can happen to them.
+
+A worker's model is told by its history: how it was built, and the generation that committed each step. So it can be
+seen whether two models are the same, whether a step is in one twice, and what a world that starts would lose.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from elasticdl.core import commands as c
+from elasticdl.core import events as e
+from elasticdl.core.allreduce_job import AllreduceJob, AllreduceTerms
+from elasticdl.core.checkpoints import Schedule
+from elasticdl.core.membership import NOTHING, Membership, Phase, State
+from elasticdl.core.replicas import CRASHED, FINISHED, PREEMPTED, Budget
+from elasticdl.core.replicas import State as Life
+from elasticdl.core.steps import StepPlan
+from tests.core.invariants import check_replicas, holds
+
+JOB: TypeAdapter[AllreduceJob] = TypeAdapter(AllreduceJob)
+History = tuple[Any, ...]  # how it was built, then the generation of each step
+GRACE_SECONDS = 20.0
+ROUNDS, CALM_SECONDS = 400, 0.5  # how long calm may take to end a job
+
+
+@dataclass
+class Worker:
+    """A process: what its main thread and its control thread know."""
+
+    name: str
+    uid: str
+    incarnation: str
+    fingerprint: str = ""
+    alive: bool = True
+    hung: bool = False
+    leaving: bool = False
+    state: State = NOTHING
+    history: History = ()
+    world: c.StartWorld | None = None
+    formed: bool = False
+    stopping: bool = False
+    pending: bool | None = None  # inside an exchange that others have finished: whether all were to stop after it
+    proposal: c.ProposeWorld | None = None
+    answered: bool = False
+    newest: int = 0
+    left: int = 0
+    confirmed: int = 0
+    start: c.StartWorld | None = None
+    broke: e.WorldBroken | None = None  # of the generation left last
+    saves: dict[int, int] = field(default_factory=dict)
+    wrote: dict[int, e.ServerWrote] = field(default_factory=dict)
+    export: bool = False
+    exported: e.ModelExported | None = None
+    up: bool = False  # there is a stream
+    away_since: float = 0.0
+    inbox: deque[c.Command] = field(default_factory=deque)
+    outbox: deque[e.Event] = field(default_factory=deque)
+
+    @property
+    def generation(self) -> int:
+        return self.world.generation if self.world is not None else 0
+
+    @property
+    def newer(self) -> c.ProposeWorld | None:
+        known = self.proposal is not None and self.world is not None
+        return self.proposal if known and self.newest > self.generation else None
+
+    def receive(self, command: c.Command) -> list[e.Event]:
+        """What the control thread makes of it, and answers at once."""
+        match command:
+            case c.ProposeWorld() if command.generation >= self.newest:
+                self._hear_of(command.generation)
+                self.proposal, self.answered = command, False
+            case c.StartWorld() if command.generation >= self.newest:
+                self._hear_of(command.generation)
+                if command.generation > self.left and command.generation != self.generation:
+                    self.start = command
+                elif self.broke is not None and self.broke.generation == command.generation:
+                    return [self.broke]
+            case c.SaveState(_, cut, at):
+                if cut in self.wrote:
+                    return [self.wrote[cut]]
+                self.saves[cut] = at
+            case c.SettleSave(cut):
+                self.saves.pop(cut, None)
+                self.wrote.pop(cut, None)
+            case c.ExportModel():
+                self.export = True
+                return [self.exported] if self.exported is not None else []
+        return []
+
+    def _hear_of(self, generation: int) -> None:
+        if generation > self.newest:
+            self.newest, self.start = generation, None
+
+    def leave_world(self) -> None:
+        self.left, self.world = self.generation, None
+        self.formed = self.stopping = False
+        self.pending, self.broke = None, None
+
+
+class Worlds:
+    """The cluster, the master and the workers; every method is something that may happen."""
+
+    def __init__(
+        self, workers: int = 2, least: int = 1, standby: int = 0, records: int = 40, schedule: Schedule | None = None,
+        membership: Callable[..., Membership] = Membership, deterministic: bool = True,
+    ) -> None:  # fmt: skip
+        plan = StepPlan(records, 4, 8, 1)
+        budget = Budget(crashes=1000, start_seconds=60.0, reconnect_seconds=10.0)
+        self.terms = AllreduceTerms(
+            "j", workers, plan, least, standby=standby, deterministic=deterministic, grace_seconds=GRACE_SECONDS,
+            export=True, budget=budget, schedule=schedule or Schedule(seconds=5.0),
+        )  # fmt: skip
+        self.kind = membership
+        self.job = self._new()
+        self.now = 0.0
+        self.journal: list[tuple[str, bytes, float]] = []
+        self.workers: dict[str, Worker] = {}  # every process that ever was
+        self.launching: list[tuple[str, int]] = []
+        self.doomed: list[str] = []
+        self.news: list[e.Event] = []  # what the cluster saw and has not told
+        self.unnoticed: set[str] = set()  # whose stream broke, and the master does not know
+        self.publishing: list[c.PublishCheckpoint] = []
+        self.writes: dict[int, History] = {}  # what was written for a cut
+        self.disk: dict[str, History] = {}
+        self.damaged: set[str] = set()
+        self.worlds: dict[int, tuple[str, ...]] = {}
+        self.starts: dict[int, c.StartWorld] = {}
+        self.entered: dict[int, set[str]] = {}
+        self.contents: dict[State, History] = {}  # what a name stands for
+        self.told: list[str] = []
+        self.finished: c.FinishJob | None = None
+        self.met: set[str] = set()  # kinds of things that happened
+        self.hear(e.MasterStarted())
+
+    def _new(self) -> AllreduceJob:
+        job = AllreduceJob.new(self.terms)
+        m = job.membership
+        job.membership = self.kind(m.wanted, m.least, m.grace_seconds, m.same_arithmetic)
+        return job
+
+    # The master.
+
+    def hear(self, event: e.Event, dies: bool = False) -> list[c.Command]:
+        """The master hears something, and acts; or dies between writing it down and acting."""
+        self.journal.append((*e.encode(event), self.now))
+        out = self.job.handle(event, self.now)
+        self.check()
+        if dies:
+            self.restart_master()
+        else:
+            for command in out:
+                self.obey(command)
+        return out
+
+    def obey(self, command: c.Command) -> None:
+        match command:
+            case c.LaunchReplica(_, index):
+                name = f"elasticdl-j-worker-{index}"
+                if name not in self.workers and (name, index) not in self.launching:
+                    self.launching.append((name, index))
+            case c.StopReplica(name):
+                if self.job.replicas.replicas[name].state is not Life.STOPPING:
+                    self.terminate(name)
+                elif name not in self.doomed:  # it counts no more, and nobody speaks to it any more
+                    self.doomed.append(name)
+                    self.break_stream(name)
+            case c.ProposeWorld(generation, members, to):
+                holds(
+                    self.worlds.setdefault(generation, members) == members, f"two worlds bear the number {generation}"
+                )
+                holds(generation == max(self.worlds), f"generation {generation} is proposed after {max(self.worlds)}")
+                for name in to:
+                    self.send(name, command)
+            case c.StartWorld():
+                self.check_start(command)
+                for name in command.to:
+                    self.send(name, command)
+            case c.SaveState(worker) | c.ExportModel(worker):
+                self.send(worker, command)
+            case c.SettleSave(_, _, name):
+                for worker in [name] if name else list(self.workers):
+                    self.send(worker, command)
+            case c.PublishCheckpoint():
+                self.publishing.append(command)
+            case c.DeleteCheckpoints(directories):
+                for directory in directories:
+                    self.disk.pop(directory, None)
+            case c.FinishJob():
+                self.finished = command
+            case c.Announce(text):
+                self.told.append(text)
+
+    def send(self, name: str, command: c.Command) -> None:
+        w = self.workers.get(name)
+        if w is not None and w.alive and w.up:
+            w.inbox.append(command)
+
+    def restart_master(self) -> None:
+        """Killed and back: the journal is read, streams are made anew."""
+        self.met.add("master restarted")
+        replayed = self.replayed()
+        holds(replayed == self.job, "what the journal tells is not what happened")
+        holds(JOB.validate_json(JOB.dump_json(self.job)) == self.job, "the state cannot be written down")
+        self.job = replayed
+        for w in self.workers.values():
+            self.break_stream(w.name)
+        self.unnoticed.clear()
+        self.publishing.clear()
+        running = tuple((w.name, w.uid) for w in self.workers.values() if w.alive)
+        ended = tuple((w.name, w.uid) for w in self.workers.values() if not w.alive)
+        self.hear(e.MasterStarted(running, ended))
+
+    def replayed(self) -> AllreduceJob:
+        job = self._new()
+        for kind, body, at in self.journal:
+            job.handle(e.decode(kind, body), at)
+        return job
+
+    def publish(self, error: str = "", damaged: bool = False) -> None:
+        if self.publishing:
+            asked = self.publishing.pop(0)
+            directory = "" if error else f"step-{asked.position.version}"
+            if directory:
+                self.disk[directory] = self.writes[asked.cut]
+                holds(len(self.writes[asked.cut]) - 1 == asked.position.version, "a checkpoint is of another step")
+                self.damaged.discard(directory)
+                if damaged:
+                    self.damaged.add(directory)
+            self.hear(e.CheckpointPublished(asked.cut, directory, error))
+
+    # The cluster.
+
+    def launch(self, fingerprint: str = "cpu") -> str:
+        if not self.launching:
+            return ""
+        name, _ = self.launching.pop(0)
+        w = Worker(name, f"uid-{name}", f"inc-{name}", fingerprint, history=(name,), away_since=self.now)
+        self.workers[name] = w
+        self.news.append(e.ReplicaStarted(name, w.uid))
+        return name
+
+    def kill(self, name: str, cause: str = PREEMPTED) -> None:
+        w = self.workers.get(name)
+        if w is None or not w.alive:
+            return
+        self.break_stream(name)
+        w.alive = False
+        self.news.append(e.ReplicaGone(name, w.uid, cause, "killed" if cause == PREEMPTED else cause))
+
+    def reap(self) -> None:
+        if self.doomed:
+            self.kill(self.doomed.pop(0))
+
+    def tell_news(self) -> None:
+        if self.news:
+            self.hear(self.news.pop(0))
+
+    def terminate(self, name: str) -> None:
+        """SIGTERM."""
+        w = self.workers.get(name)
+        if w is not None and w.alive and not w.leaving:
+            w.leaving = True
+            if w.up:
+                w.outbox.append(e.ReplicaLeaving(name))
+
+    # Streams.
+
+    def connect(self, name: str) -> None:
+        w = self.workers.get(name)
+        if w is None or not w.alive or w.up or w.hung or self.finished:
+            return
+        if not self.job.replicas.admits(name, w.incarnation):
+            if name in self.job.replicas.replicas:
+                self.kill(name)  # it is told to go, and does
+            return
+        w.up = True
+        self.unnoticed.discard(name)
+        self.hear(
+            e.ReplicaJoined(
+                name, w.incarnation, capacity=0 if w.leaving else 1, generation=w.generation, fingerprint=w.fingerprint
+            )
+        )
+        if w.world is not None and w.formed:
+            w.outbox.append(e.WorldFormed(name, w.generation))
+        w.outbox.extend(w.wrote.values())
+        if w.exported is not None:
+            w.outbox.append(w.exported)
+
+    def break_stream(self, name: str) -> None:
+        """What is on its way is lost."""
+        w = self.workers.get(name)
+        if w is not None and w.up:
+            w.up, w.away_since = False, self.now
+            w.inbox.clear()
+            w.outbox.clear()
+            self.unnoticed.add(name)
+
+    def notice(self, name: str) -> None:
+        if name in self.unnoticed:
+            self.unnoticed.discard(name)
+            self.hear(e.ReplicaDropped(name, self.workers[name].incarnation))
+
+    def deliver(self, name: str, dies: bool = False) -> None:
+        """A message arrives, in each direction."""
+        w = self.workers[name]
+        if w.outbox:
+            self.hear(w.outbox.popleft(), dies)
+        if w.inbox and w.alive:  # a stopped process is not: its kernel keeps the message
+            if w.hung:
+                return
+            w.outbox.extend(w.receive(w.inbox.popleft()))
+
+    # What main threads do.
+
+    def over(self, w: Worker) -> bool:
+        return w.alive and not w.up and self.now - w.away_since > GRACE_SECONDS
+
+    def act(self, name: str) -> bool:
+        """The next thing that does not need the others to be done at the same time."""
+        w = self.workers[name]
+        if not w.alive or w.hung:
+            return False
+        if self.over(w):
+            self.kill(name, CRASHED)
+            return True
+        if w.world is not None:
+            newer = w.newer
+            idle = w.state[1] >= self.terms.plan.total_steps
+            if w.stopping or (newer is not None and (newer.urgent or idle)):
+                w.leave_world()
+                return True
+            if not w.formed:
+                return self.build(w)
+            return self.save(w) or (idle and self.export(w))
+        if self.save(w):
+            return True
+        if w.start is not None and w.start.generation == w.confirmed:
+            w.world, w.start = w.start, None
+            self.entered.setdefault(w.generation, set()).add(name)
+            return True
+        wanted = w.proposal is not None and name in w.proposal.members and w.newest > w.left
+        if w.leaving and not wanted:
+            if not w.wrote:
+                self.kill(name, FINISHED)
+            return not w.wrote
+        if wanted and not w.answered:
+            assert w.proposal is not None
+            w.confirmed, w.answered = w.proposal.generation, True
+            self.say(w, e.WorldConfirmed(name, w.confirmed, w.state))
+            return True
+        return False
+
+    def say(self, w: Worker, event: e.Event) -> None:
+        if w.up:
+            w.outbox.append(event)
+
+    def build(self, w: Worker) -> bool:
+        assert w.world is not None
+        start = w.world
+        if not self.entered[start.generation] >= set(start.members):
+            return False
+        if start.directory and w.name == start.members[0]:
+            if start.directory in self.damaged:
+                self.met.add("damaged checkpoint")
+                self.break_world(w.name, unreadable=start.directory)
+                return True
+            holds(start.directory in self.disk, f"{start.directory} is to be read, and is not there")
+            w.history = self.disk[start.directory]
+        elif (source := start.copies.get(w.name)) is not None:
+            peer = self.workers[source]
+            if peer.generation != start.generation or not peer.alive:
+                self.break_world(w.name, suspects=(source,))
+                return True
+            if not peer.formed or peer.hung:
+                return False
+            w.history = peer.history
+            self.met.add("state copied")
+        else:
+            holds(w.state == start.state, f"{w.name} is to begin at {start.state}, and holds {w.state}")
+        w.state, w.formed = start.state, True
+        holds(len(w.history) - 1 == w.state[1], f"{w.name} holds {len(w.history) - 1} steps, and calls it {w.state}")
+        self.say(w, e.WorldFormed(w.name, start.generation))
+        return True
+
+    def exchange(self, commits: Callable[[], bool] = lambda: True, speaks: Callable[[], bool] = lambda: True) -> bool:
+        """The world that can, adds its gradients up; some may learn the sum later, or never."""
+        able = [g for g in self.able() if self.may_exchange(g)]
+        if not able:
+            return False
+        members = [self.workers[n] for n in self.worlds[able[0]]]
+        histories = {w.history for w in members}
+        holds(len(histories) == 1, f"members of {able[0]} train different models: {[w.history for w in members]}")
+        flag = any(w.newest > w.generation for w in members)
+        for w in members:
+            if commits():
+                self.commit(w, flag, speaks())
+            else:
+                w.pending = flag
+                self.met.add("sum missed")
+        return True
+
+    def may_exchange(self, generation: int) -> bool:
+        members = [self.workers[n] for n in self.worlds[generation]]
+        ready = all(w.formed and not w.hung and w.pending is None and not w.stopping for w in members)
+        return ready and len({w.state for w in members}) == 1 and members[0].state[1] < self.terms.plan.total_steps
+
+    def commit(self, w: Worker, stop: bool, speaks: bool = True) -> None:
+        w.pending = None
+        w.history += (w.generation,)
+        w.state = (w.generation, w.state[1] + 1)
+        w.stopping = w.stopping or stop
+        known = self.contents.setdefault(w.state, w.history)
+        holds(known == w.history, f"{w.state} is the name of {known} and of {w.history}")
+        if speaks:
+            self.say(w, e.StepsCommitted(w.name, w.generation, w.state[1], 0.5))
+
+    def commit_late(self, name: str) -> None:
+        w = self.workers[name]
+        if w.alive and not w.hung and w.world is not None and w.pending is not None and not self.over(w):
+            self.commit(w, w.pending)
+
+    def break_world(self, name: str, suspects: tuple[str, ...] = (), unreadable: str = "") -> None:
+        """An exchange or a build fails by itself."""
+        w = self.workers[name]
+        if w.alive and not w.hung and w.world is not None:
+            generation = w.generation
+            w.leave_world()
+            w.broke = e.WorldBroken(name, generation, w.state[1], "connection reset", suspects, unreadable)
+            self.say(w, w.broke)
+
+    def save(self, w: Worker, error: str = "") -> bool:
+        due = [cut for cut, at in w.saves.items() if at <= w.state[1]]
+        if not due or (w.world is not None and not w.formed):
+            return False
+        cut = due[0]
+        del w.saves[cut]
+        self.writes[cut] = w.history
+        w.wrote[cut] = e.ServerWrote(w.name, cut, json.dumps({"step": w.state[1]}), error)
+        self.say(w, w.wrote[cut])
+        return True
+
+    def export(self, w: Worker) -> bool:
+        if not w.export or w.exported is not None:
+            return False
+        w.exported = e.ModelExported(w.name, "model")
+        self.say(w, w.exported)
+        return True
+
+    def pulse(self, w: Worker) -> None:
+        """Said a few times a second, whatever was lost."""
+        if w.alive and not w.hung and w.formed and w.state[0] == w.generation and w.state[1] > self.job.step:
+            self.say(w, e.StepsCommitted(w.name, w.generation, w.state[1], 0.5))
+
+    def hang(self, name: str) -> None:
+        self.workers[name].hung = True
+
+    def find_hung(self, name: str) -> None:
+        """The watchdog, which sees that a worker does not move."""
+        if self.workers[name].hung:
+            self.hear(e.WorkerHung(name, "compute lasts 10 s already"))
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        for w in list(self.workers.values()):  # whoever has heard nothing for so long stops, whatever it is at
+            if self.over(w) and not w.hung:
+                self.kill(w.name, CRASHED)
+        self.hear(e.TimePassed())
+        deadline = self.job.deadline()
+        holds(self.job.outcome or deadline is None or deadline > self.now, f"due at {deadline}, and it is {self.now}")
+
+    # Promises.
+
+    def able(self) -> list[int]:
+        """Generations that could finish an exchange: all their members are alive, and have not left."""
+        there: dict[int, int] = {}
+        for w in self.workers.values():
+            if w.alive and w.world is not None and not self.over(w):
+                there[w.generation] = there.get(w.generation, 0) + 1
+        return [g for g, n in there.items() if n == len(self.worlds[g])]
+
+    def check(self) -> None:
+        able = self.able()
+        holds(len(able) <= 1, f"{len(able)} worlds can commit side by side: {able}")
+        if not self.job.outcome:
+            check_replicas(self.job.replicas)
+            m = self.job.membership
+            living = {n for n, r in self.job.replicas.replicas.items() if r.state not in (Life.GONE, Life.STOPPING)}
+            holds(set(m.workers) <= living, f"{set(m.workers) - living} are counted on and gone")
+            holds(m.phase is not Phase.RUNNING or m.generation == m.running_generation, "another world runs")
+            holds(m.holders <= set(m.workers), "somebody who is not there holds the state")
+
+    def check_start(self, start: c.StartWorld) -> None:
+        again = self.starts.setdefault(start.generation, start)
+        same = (again.members, again.state, again.copies, again.directory)
+        holds(same == (start.members, start.state, start.copies, start.directory), "a world is started in two ways")
+        if again is not start:
+            return
+        members = [self.workers[n] for n in start.members]
+        holds(start.members == self.worlds[start.generation], "another world is started than was proposed")
+        for w in members:
+            holds(w.confirmed >= start.generation, f"{w.name} has not confirmed {start.generation}")
+            if w.alive and w.confirmed == start.generation:
+                holds(w.generation in (0, start.generation), f"{w.name} is in a world of before")
+                holds(w.state[1] <= start.state[1], f"{w.name} holds {w.state}, more than {start.state}")
+                own = w.state == start.state and start.state != NOTHING and not start.directory
+                holds(own != (w.name in start.copies) or w is members[0], f"{w.name} copies in vain, or does not")
+        for source in start.copies.values():
+            holds(source not in start.copies, f"{source} is copied from, and has nothing itself")
+        newest = max(w.state[0] for w in self.workers.values())
+        for w in self.workers.values():
+            counts = w.alive and not w.hung and not self.over(w) and w.name in self.job.membership.workers
+            if counts and w.state[0] == newest:  # one step may go with a worker that goes: the one in flight
+                what = f"{start.generation} starts at {start.state}, and {w.name} lives and holds {w.state}"
+                holds(start.state[1] >= w.state[1] - 1, what)
+
+    # Calm.
+
+    def settle(self) -> None:
+        """Nothing goes wrong any more: a world of all who are ready forms, steps go on, the job ends."""
+        events = len(self.journal)
+        for w in self.workers.values():
+            if w.hung:
+                self.find_hung(w.name)
+        for turn in range(ROUNDS):
+            if self.job.outcome:
+                break
+            before = len(self.journal)
+            self.calm_turn(turn)
+            holds(len(self.journal) - before < 300, "one thing leads to another without end")
+        m = self.job.membership
+        state = f"{m.phase}, {m.members}, confirmed {m.confirmed}, formed {m.formed}, at {self.job.step}"
+        holds(
+            self.job.outcome == "succeeded", f"calm does not end the job: {self.job.outcome} {self.job.reason} {state}"
+        )
+        holds(len(self.journal) - events < 20 * ROUNDS, "too much was said")
+
+    def calm_turn(self, turn: int) -> None:
+        while self.launching:
+            self.launch()
+        while self.doomed:
+            self.reap()
+        while self.news:
+            self.tell_news()
+        for name, w in list(self.workers.items()):
+            self.notice(name)
+            self.connect(name)
+            self.pulse(w)
+        for name, w in list(self.job.membership.workers.items()):
+            if w.refused:  # its place is taken by a machine like the others
+                self.kill(name)
+        for _ in range(12):
+            moved = False
+            for name, w in list(self.workers.items()):
+                while w.inbox or w.outbox:
+                    if w.hung:
+                        w.outbox.clear()
+                        break
+                    self.deliver(name)
+                    moved = True
+                moved = self.act(name) or moved
+            while self.publishing:
+                self.publish()
+            if not moved:
+                break
+        m = self.job.membership
+        ready = [n for n, w in m.workers.items() if w.in_touch and not w.leaving and not w.refused]
+        steady = not self.launching and not self.news and m.training and not m.workers.keys() - set(ready)
+        if steady and turn > 10 and self.job.step < self.terms.plan.total_steps and not self.job.stopping:
+            holds(len(m.members) == min(m.wanted, len(ready)), f"{len(ready)} are ready, {m.members} train")
+        self.exchange()
+        for name in list(self.workers):
+            self.commit_late(name)
+        if turn % 8 == 7:  # whoever waits in vain notices it in the end
+            able = self.able()
+            for w in list(self.workers.values()):
+                if w.alive and w.world is not None and w.generation not in able:
+                    self.break_world(w.name)
+        self.wait(CALM_SECONDS)
+
+
+def pick(things: Sequence[Any], which: int) -> Any:
+    return things[which % len(things)]
