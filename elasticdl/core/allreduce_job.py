@@ -264,7 +264,9 @@ class AllreduceJob:
         out += self.membership.joined(
             event.name, event.incarnation, event.generation, event.fingerprint, event.capacity == 0, now
         )
-        return out + [SaveState(s.worker, s.cut, s.at) for s in self.saves if s.worker == event.name]
+        out += [SaveState(s.worker, s.cut, s.at) for s in self.saves if s.worker == event.name]
+        asked = self.exporter == event.name and not self.concluded
+        return [*out, ExportModel(event.name)] if asked else out
 
     def _gone(self, event: ReplicaGone, now: float) -> list[Command]:
         if not self.replicas.concerns(event.name, event.uid):
@@ -331,6 +333,8 @@ class AllreduceJob:
         self.step = step
         self.evaluations = [e for e in self.evaluations if e[0] <= step]
         # Who is not in it never comes to the step at which it was to save.
+        if self.exporter not in world.members:
+            self.exporter = ""
         left = [s for s in self.saves if s.at != NEXT and s.worker not in world.members]
         self.saves = [s for s in self.saves if s not in left]
         return [SettleSave(s.cut, "", s.worker) for s in left]

@@ -98,8 +98,9 @@ class Membership:
             self.first_ready = now
         if name not in self.members:
             out += self._review(now)
-            if generation and not any(isinstance(c, ProposeWorld) and name in c.to for c in out):
-                # It is in a world that goes on without it, or is to end.
+            back = before is not None or generation
+            if back and self.generation and not any(isinstance(c, ProposeWorld) and name in c.to for c in out):
+                # The world that it is in goes on without it or is to end, or it waits for one that never comes.
                 ending = name in self.running and generation == self.running_generation
                 urgent = self.urgent or not ending
                 out.append(ProposeWorld(self.generation, self.members, (name,), urgent, "its world is over"))

@@ -289,10 +289,9 @@ class Replicas:
 
     def _overdue(self, now: float, out: list[Command]) -> None:
         for r in list(self.replicas.values()):
-            waited = now - r.since
-            if r.state is State.RUNNING and waited >= self.budget.start_seconds:
+            if r.state is State.RUNNING and now >= r.since + self.budget.start_seconds:
                 self.replace(r.name, CRASHED, f"did not connect within {self.budget.start_seconds:g} s", now, out)
-            elif r.state is State.LOST_TOUCH and waited >= self.budget.reconnect_seconds:
+            elif r.state is State.LOST_TOUCH and now >= r.since + self.budget.reconnect_seconds:
                 self.replace(r.name, PREEMPTED, f"silent for {self.budget.reconnect_seconds:g} s", now, out)
 
     def replace(self, name: str, cause: str, reason: str, now: float, out: list[Command]) -> None:
