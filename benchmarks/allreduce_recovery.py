@@ -107,7 +107,7 @@ def kill(workers: int) -> Scenario:
             "step after": found.step_after,
             "steps redone": found.steps_redone,
             "samples repeated": found.steps_redone * toy.minibatch_size * workers,
-            "samples lost": dropped * toy.minibatch_size,
+            "samples lost": (dropped + found.steps_missing * workers) * toy.minibatch_size,
             "survivors restarted": found.restarted,
             "breakdown": found.marks,
         }

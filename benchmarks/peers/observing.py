@@ -96,6 +96,7 @@ class Recovery:
     step_before: float
     step_after: float
     steps_redone: int
+    steps_missing: int
     skipped: int  # steps of survivors that were computed and thrown away with their records
     restarted: int  # survivors whose process is another one afterwards
     marks: dict[str, float]  # seconds after the loss of what the new world's processes marked on the way, the last's
@@ -138,6 +139,7 @@ def recovery(seen: Seen, lost: int, when: float) -> Recovery:
         step_before=step_seconds([w for w in before if w.generation == old]),
         step_after=step_seconds(new),
         steps_redone=max(0, last_step - after[0].step + 1),
+        steps_missing=max(0, after[0].step - last_step - 1),
         skipped=sum(m.name == "skipped" and m.pid in survivors and when <= m.when <= done for m in seen.marks),
         restarted=len(survivors - kept),
         marks=marks,
