@@ -162,8 +162,10 @@ class Replicas:
     # How many.
 
     def resize(self, role: str, count: int, now: float) -> list[Command]:
-        """Have so many replicas of a role: make places, or send the last ones away."""
+        """Have so many replicas of a role: make places, or send some away; of workers those that do least."""
         slots = [s for s in self.slots if s.role == role]
+        if role != "ps":
+            slots.sort(key=self._idleness)
         for slot in slots[:count]:
             if not slot.wanted:
                 slot.wanted, slot.on_trial, slot.crashes, slot.due = True, True, 0, now
@@ -178,6 +180,13 @@ class Replicas:
                 self._dismiss(r, f"{count} are asked for", now, out)
         self._fill(now, out)
         return out
+
+    def _idleness(self, slot: Slot) -> int:
+        """Who is at work is dismissed last, who is still to come first."""
+        r = self.replicas.get(slot.replica)
+        if r is None or not slot.wanted:
+            return 3
+        return {State.JOINED: 0, State.LOST_TOUCH: 1}.get(r.state, 2)
 
     def _dismiss(self, r: Replica, reason: str, now: float, out: list[Command]) -> None:
         """Nobody takes its place. A worker may finish its batch; a server's part is held by others already."""

@@ -333,3 +333,15 @@ def test_nobody_is_replaced_after_the_end() -> None:
     house.start("worker", 0)
     house.replicas.finished = True
     assert house.end(0, FINISHED) == []
+
+
+def test_who_is_at_work_is_sent_away_last() -> None:
+    house = House(workers=2)
+    house.start("worker", 0)
+    house.start("worker", 1)
+    house.end(0, PREEMPTED)  # its place, the first one, is filled by a worker that is only starting
+    out = house.replicas.resize("worker", 1, house.now)
+    assert [x.name for x in out if isinstance(x, c.StopReplica)] == [name("worker", 2)]
+    check_replicas(house.replicas)
+    again = house.replicas.resize("worker", 2, house.now)
+    assert launched(again) == [], "the place is still taken by the one that was sent away"
