@@ -7,8 +7,11 @@ can be interrupted; the control thread does so as soon as the master says that i
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -17,6 +20,8 @@ from elasticdl.collective.session import State, Todo, WorldSession
 from elasticdl.errors import CalledOff, ElasticDLError, Unreachable
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.link import Link
+
+log = logging.getLogger(__name__)
 
 PULSE_SECONDS = 0.25
 CLOSE_SECONDS = 2.0
@@ -268,6 +273,10 @@ class WorldControl(SharedSession):
             return self._session.hello()
 
     def _receive(self, message: pb.ToReplica) -> None:
+        if message.WhichOneof("body") == "hung":
+            log.error("Taken for hung (%s). The training thread stands here:\n%s", message.hung.reason, _stack())
+            self._link.send(pb.FromReplica(stack=pb.Stack(text=_stack())))
+            return
         with self._changed:
             self._session.connected()
             answers = self._session.receive(message)
@@ -319,3 +328,9 @@ class WorldControl(SharedSession):
                 self._failure = failure
             self._changed.notify_all()
         self._interrupt()
+
+
+def _stack() -> str:
+    """Where the training thread, which is the process's main one, stands."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "".join(traceback.format_stack(frame)).rstrip() if frame is not None else "nowhere: it has ended"
