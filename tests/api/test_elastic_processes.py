@@ -1,0 +1,99 @@
+"""Programs with their own loop as workers of one job: whoever comes, goes or is killed, the weights are the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+import elasticdl.api as elasticdl
+from elasticdl.api import state_files
+from elasticdl.job.spec import JobSpec
+from tests.api import loop_program
+from tests.collective.conductor import Conductor, Worker
+from tests.collective.nursery import Nursery
+
+pytestmark = pytest.mark.processes
+
+KNOBS = {"minibatch_size": 12, "num_workers": 2, "virtual_workers": 4, "num_epochs": 3, "evaluation_steps": 10}
+STEPS = 27  # three epochs of 202 records in steps of 24
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """What one process gets that trains everything by itself."""
+    elastic, trained = loop_program.run(elasticdl.join(**KNOBS))
+    assert elastic.committed_steps == STEPS and sorted(trained) == sorted(3 * [*range(loop_program.RECORDS)])
+    return state_files.snapshot(elastic.state())
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    it = Nursery()
+    yield it
+    it.close()
+
+
+@pytest.fixture
+def conductor(nursery: Nursery, tmp_path: Path):
+    with Conductor(nursery, tmp_path / "job", JobSpec.model_validate({**KNOBS, "master_grace_seconds": 20})) as it:
+        yield it
+
+
+def spawn(conductor: Conductor, index: int, seconds: float = 0.0, gate: Path | None = None) -> Worker:
+    env = {"LOOP_SECONDS": str(seconds), "LOOP_SEED": str(index)}
+    if gate is not None:
+        os.mkfifo(gate)
+        env["LOOP_GATE"] = str(gate)
+    return conductor.spawn(index, "tests.api.loop_program", env)
+
+
+def check(conductor: Conductor, alone: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    """Everything is trained, and what a worker holds is, byte for byte, what one process alone gets."""
+    conductor.wait_for_step(STEPS)
+    conductor.wait(lambda: conductor.training, "a last world")
+    (exporter,) = conductor.members[:1]
+    conductor.save(conductor.workers[exporter], 99, tmp_path / "state")
+    state, step = state_files.read(tmp_path / "state", STEPS)
+    assert step == STEPS and state.keys() == alone.keys()
+    for name, tensor in state.items():
+        assert torch.equal(tensor, alone[name]), f"{name} differs"
+    evaluated = {e.version: e.metrics for w in conductor.workers.values() for e in w.kinds("evaluated")}
+    assert sorted(evaluated) == [10, 20, 27]
+    assert set(conductor.finish().values()) == {0}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_any_number_of_workers_gets_the_weights_of_one(
+    size: int, conductor: Conductor, alone: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    conductor.wanted = size
+    for index in range(size):
+        spawn(conductor, index)
+    check(conductor, alone, tmp_path)
+    assert conductor.generation == 1
+
+
+def test_a_kill_a_join_and_a_leave_change_nothing(
+    conductor: Conductor, alone: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    conductor.wanted = 3
+    gate = tmp_path / "gate"
+    first, second, third = (spawn(conductor, index, 0.1) for index in range(3))
+    joiner = spawn(conductor, 3, 0.1, gate)
+    conductor.wait_for_step(4)
+    third.process.kill()
+    conductor.wait(lambda: conductor.generation == 2 and conductor.training, "a world of the survivors")
+    gate.write_text("come in")
+    conductor.wait(lambda: joiner.kinds("formed"), "a world with the newcomer")
+    conductor.wait_for_step(conductor.step + 2)
+    first.process.send_signal(signal.SIGTERM)  # rank 0 is like any other
+    conductor.wait(lambda: first.dead, "the end of the one told to go")
+    assert first.process.returncode == 0 and not first.kinds("broken"), conductor.story()
+    check(conductor, alone, tmp_path)
+    assert [len(s.members) for s in conductor.starts] == [3, 2, 3, 2]
+    assert second.kinds("confirmed")[-1].generation == 4 and len(second.hellos) == 1, "no survivor started again"
+    assert joiner.kinds("formed")[0].copied_bytes > 0
