@@ -204,7 +204,7 @@ def _stop(args: argparse.Namespace, state_dir: Path) -> int:
 async def _stop_gracefully(job: JobView, timeout_seconds: float) -> int:
     from elasticdl.cli.master_client import MasterClient
 
-    print(f"Stopping {job.name}; its servers write a checkpoint first.", flush=True)
+    print(f"Stopping {job.name}; what it trained is saved first.", flush=True)
     try:
         await MasterClient.of(job.paths).stop("stopped by `elasticdl stop`", _ANSWER_SECONDS)
     except Unreachable:  # no master yet, or between two lives: the launcher sees to it

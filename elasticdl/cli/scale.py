@@ -15,6 +15,7 @@ from elasticdl.job import names
 from elasticdl.wire import control_pb2 as pb
 
 _ANSWER_SECONDS = 10.0
+OVER = ("succeeded", "stopped", "failed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,12 +51,15 @@ async def _scale(master: MasterClient, name: str, args: argparse.Namespace) -> i
             raise UsageError([Problem("--ps" if role == "ps" else "--workers", str(count), refused, "")])
     if not args.timeout:
         return 0
-    if await _reached(master, args):
+    last = await _reached(master, args)
+    if last is not None and _is_there(last, args):
         said = [_counted(args.ps, "server holds", "servers hold") + " the model"] if args.ps is not None else []
         said += [_counted(args.workers, "worker trains", "workers train")] if args.workers is not None else []
         print(f"{name}: {' and '.join(said)}.")
         return 0
-    print(f"{name} is not there yet; `elasticdl status {name}` says why.", file=sys.stderr)
+    over = last is not None and last.phase in OVER
+    text = f"{name} {last.phase} before it came to that." if over and last is not None else f"{name} is not there yet;"
+    print(text if over else f"{text} `elasticdl status {name}` says why.", file=sys.stderr)
     return 1
 
 
@@ -63,22 +67,23 @@ def _counted(count: int, one: str, several: str) -> str:
     return f"{count} {one if count == 1 else several}"
 
 
-async def _reached(master: MasterClient, args: argparse.Namespace) -> bool:
-    """Whether the job came to the numbers asked for in time; a decision against it ends the wait too."""
+async def _reached(master: MasterClient, args: argparse.Namespace) -> pb.Status | None:
+    """The status in which the job came to the numbers asked for, or the last before it was over or decided otherwise."""
+    status: pb.Status | None = None
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(args.timeout), contextlib.aclosing(master.watch()) as statuses:
             async for status in statuses:
                 if status is None:
                     continue
-                if _is_there(status, args):
-                    return True
                 given_up = args.ps is not None and status.servers_wanted != args.ps
-                if given_up or status.phase in ("succeeded", "stopped", "failed"):
-                    return False
-    return False
+                if _is_there(status, args) or given_up or status.phase in OVER:
+                    break
+    return status
 
 
 def _is_there(status: pb.Status, args: argparse.Namespace) -> bool:
+    if status.generation:  # all-reduce: who trains is who is in the world
+        return len(status.world) == args.workers and not any(r.state.endswith("joining") for r in status.replicas)
     at_work = sum(1 for r in status.replicas if r.role == "worker" and r.state in ("joined", "waiting for work"))
     moved = args.ps is None or (status.servers == args.ps and status.phase != "going back")
     return moved and (args.workers is None or at_work == args.workers)

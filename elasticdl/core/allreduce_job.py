@@ -308,6 +308,8 @@ class AllreduceJob:
         return out + self.replicas.handle(TimePassed(), now)
 
     def _leaving(self, name: str, now: float) -> list[Command]:
+        if name not in self.membership.workers:
+            return []  # it is being put down anyway
         out: list[Command] = [Announce(f"{name} is told to go: it leaves at the end of a step")]
         m = self.membership
         staying = [n for n, w in m.workers.items() if not w.leaving and n != name]
@@ -320,6 +322,7 @@ class AllreduceJob:
         for r in self.recoveries:
             if r.seconds is None:
                 r.seconds = now - r.at
+        self.checkpoints.reading = ""
         if self.checkpoints.next_time is None:
             self.checkpoints.started(now)
         size = len(self.membership.members)
@@ -330,7 +333,7 @@ class AllreduceJob:
         """A world starts: below what was heard of only where all who held more are lost."""
         step = world.state[1]
         self.repeated += max(0, self.step - step)
-        self.step = step
+        self.step, self.checkpoints.reading = step, world.directory
         self.evaluations = [e for e in self.evaluations if e[0] <= step]
         # Who is not in it never comes to the step at which it was to save.
         if self.exporter not in world.members:
