@@ -56,6 +56,7 @@ class Checkpoints:
     restored: set[str] = field(default_factory=set)  # servers that stand on this timeline
     writing: Writing | None = None
     settled: tuple[int, str] = (0, "")  # the last cut that was written, and where it was published, if it was
+    reading: str = ""  # the one that somebody is about to read
     next_version: int = 0  # when the next lasting one is due; 0: not yet known
     next_time: float | None = None  # when the next one at all is due
 
@@ -146,7 +147,7 @@ class Checkpoints:
         lasting = [c for c in saved if c.lasting]
         kept = lasting[-self.schedule.keep :] if self.schedule.keep else lasting
         kept += saved[-TRANSIENT:]
-        gone = [c for c in saved if c not in kept and c is not self.known[0]]
+        gone = [c for c in saved if c not in kept and c is not self.known[0] and c.directory != self.reading]
         self.known = [c for c in self.known if c not in gone]
         return [DeleteCheckpoints(tuple(c.directory for c in gone))] if gone else []
 

@@ -21,6 +21,7 @@ NOTHING: State = (0, 0)
 
 LAST_CALL_SECONDS = 2.0  # how long the first world waits for the rest of the workers that are wanted
 RETURN_SECONDS = 5.0  # how long workers may take to find a master that came back
+MARGIN_SECONDS = 2.0  # a worker may notice a little later than the master that they are out of touch
 PATIENCE = 3  # worlds in a row that break without a step before somebody has to go
 
 
@@ -307,7 +308,7 @@ class Membership:
         out: list[Command] = [self._proposal(tuple(told), reason)]
         if not members:
             self.phase = Phase.NONE
-            out.append(Announce(f"nobody trains: {reason}, and {self.least} are needed"))
+            out.append(Announce(f"nobody trains: {reason}, and at least {self.least} must be there"))
         return out
 
     def _proposal(self, to: tuple[str, ...], reason: str) -> ProposeWorld:
@@ -321,8 +322,8 @@ class Membership:
         """When a member of the last world has stopped by itself, having heard nothing for so long."""
         w = self.workers.get(name)
         if w is None:
-            return self.excluded[name] + self.grace_seconds
-        return float("inf") if w.in_touch else w.silent_since + self.grace_seconds
+            return self.excluded[name] + self.grace_seconds + MARGIN_SECONDS
+        return float("inf") if w.in_touch else w.silent_since + self.grace_seconds + MARGIN_SECONDS
 
     def _fenced(self, now: float) -> bool:
         """Whether the last world can commit nothing any more, and nobody may return with a state the next one lacks."""

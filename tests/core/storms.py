@@ -26,8 +26,8 @@ class Storm:
         workers = r.randint(1, 3)
         self.other = 0.05 if r.random() < 0.5 else 0.0  # how many machines have another arithmetic
         self.worlds = Worlds(
-            workers, 1 if self.other else r.randint(1, workers), r.randint(0, 1), schedule=r.choice(SCHEDULES), membership=membership,
-            records=r.choice([8, 40, 120]), deterministic=r.random() < 0.8,
+            workers, 1 if self.other else r.randint(1, workers), r.randint(0, 1), r.choice([8, 40, 120]),
+            r.choice(SCHEDULES), membership, deterministic=r.random() < 0.8,
         )  # fmt: skip
         fierce = r.choice([0.3, 1.0, 2.0])
         kinds = {k: n * fierce for k, n in FAULTS.items() if r.random() < 0.7}

@@ -174,9 +174,7 @@ class Worlds:
                     self.doomed.append(name)
                     self.break_stream(name)
             case c.ProposeWorld(generation, members, to):
-                holds(
-                    self.worlds.setdefault(generation, members) == members, f"two worlds bear the number {generation}"
-                )
+                holds(self.worlds.setdefault(generation, members) == members, f"two worlds are called {generation}")
                 holds(generation == max(self.worlds), f"generation {generation} is proposed after {max(self.worlds)}")
                 for name in to:
                     self.send(name, command)
@@ -516,9 +514,11 @@ class Worlds:
         for source in start.copies.values():
             holds(source not in start.copies, f"{source} is copied from, and has nothing itself")
         newest = max(w.state[0] for w in self.workers.values())
+        before = self.starts[max([g for g in self.starts if g < start.generation], default=start.generation)].members
         for w in self.workers.values():
             counts = w.alive and not w.hung and not self.over(w) and w.name in self.job.membership.workers
-            if counts and w.state[0] == newest:  # one step may go with a worker that goes: the one in flight
+            # One step may go with a worker that goes: the one in flight.
+            if counts and w.state[0] == newest and (not w.leaving or w.name in before):
                 what = f"{start.generation} starts at {start.state}, and {w.name} lives and holds {w.state}"
                 holds(start.state[1] >= w.state[1] - 1, what)
 
@@ -537,15 +537,15 @@ class Worlds:
             self.calm_turn(turn)
             holds(len(self.journal) - before < 300, "one thing leads to another without end")
         m = self.job.membership
-        state = f"{m.phase}, {m.members}, confirmed {m.confirmed}, formed {m.formed}, at {self.job.step}"
-        holds(
-            self.job.outcome == "succeeded", f"calm does not end the job: {self.job.outcome} {self.job.reason} {state}"
+        state = (
+            f"{self.job.reason} {m.phase}, {m.members}, confirmed {m.confirmed}, formed {m.formed}, at {self.job.step}"
         )
+        holds(self.job.outcome == "succeeded", f"calm does not end the job: {self.job.outcome} {state}")
         holds(len(self.journal) - events < 20 * ROUNDS, "too much was said")
 
     def calm_turn(self, turn: int) -> None:
         while self.launching:
-            self.launch()
+            self.launch(self.job.membership.fingerprint or "cpu")
         while self.doomed:
             self.reap()
         while self.news:
