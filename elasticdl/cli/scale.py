@@ -68,7 +68,7 @@ def _counted(count: int, one: str, several: str) -> str:
 
 
 async def _reached(master: MasterClient, args: argparse.Namespace) -> pb.Status | None:
-    """The status in which the job came to the numbers asked for, or the last before it was over or decided otherwise."""
+    """The status in which the job came to the numbers asked for, or the last before it was over or changed its mind."""
     status: pb.Status | None = None
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(args.timeout), contextlib.aclosing(master.watch()) as statuses:
