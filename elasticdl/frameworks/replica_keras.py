@@ -20,7 +20,7 @@ from elasticdl.frameworks.keras_export import export_model, table_layers
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.replica import MODEL, Replica, check_state, refuse_tables
 from elasticdl.frameworks.rows import NoRows
-from elasticdl.frameworks.trainable import Arrays
+from elasticdl.frameworks.trainable import Arrays, to_numpy
 
 
 def choose_device(device: str) -> None:
@@ -161,7 +161,7 @@ class ArrayReplica(KerasReplica):
             yield
 
     def _tensor(self, variable: Any) -> torch.Tensor:
-        array = np.array(variable.value)
+        array = to_numpy(variable.value).copy()
         if array.dtype.name == "bfloat16":  # ml_dtypes', which torch does not know
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
@@ -172,17 +172,15 @@ class ArrayReplica(KerasReplica):
 
     def _move_buffers(self, mean: Any) -> None:
         """Commit the mean of the buffers' moves, given as a flat array."""
-        start = self.gradient_size
-        for variable in [*self._floats, *self._integers]:
-            move = mean[start : start + _size(variable)].reshape(tuple(variable.shape))
-            start += _size(variable)
+        moving = [*self._floats, *self._integers]
+        for number, (variable, move) in enumerate(zip(moving, split(mean[self.gradient_size :], moving), strict=True)):
             if not move.any():
                 continue
-            value = np.array(variable.value)
-            if variable in self._integers:
-                variable.assign(value + np.rint(move).astype(value.dtype))
-            else:
+            value = to_numpy(variable.value)
+            if number < len(self._floats):
                 variable.assign((value.astype(np.float32) + move).astype(value.dtype))
+            else:
+                variable.assign(value + np.rint(move).astype(value.dtype))
 
 
 def split(flat: Any, variables: Sequence[Any]) -> list[Any]:

@@ -31,9 +31,9 @@ def make(form: str, seed: int = 5, **request: object) -> Replica:
 
 
 def batch(step: int, virtual: int) -> tuple[np.ndarray, np.ndarray]:
-    """Records of a part: two, three or four of them."""
+    """Records of a part: two or three of them."""
     draw = np.random.default_rng(100 * step + virtual)
-    size = 2 + (step + virtual) % 3
+    size = 2 + (step + virtual) % 2
     return draw.normal(size=(size, 6)).astype(np.float32), draw.integers(0, 3, size)
 
 
@@ -45,15 +45,16 @@ def contribution(replica: Replica, step: int, virtual: int) -> torch.Tensor:
 
 def mean_of(parts: list[torch.Tensor], step: int) -> torch.Tensor:
     """Parts added along the binary tree, divided by the records."""
+    records = sum(len(batch(step, v)[1]) for v in range(len(parts)))
     while len(parts) > 1:
         parts = [parts[i] + parts[i + 1] for i in range(0, len(parts), 2)]
-    return parts[0] / sum(len(batch(step, v)[1]) for v in range(VIRTUAL))
+    return parts[0] / records
 
 
 def train(replica: Replica, start: int, stop: int, order: tuple[int, ...] = (0, 1, 2, 3)) -> None:
     for step in range(start, stop):
         parts = {virtual: contribution(replica, step, virtual) for virtual in order}
-        replica.apply(mean_of([parts[v] for v in range(VIRTUAL)], step), step, step // 5)
+        replica.apply(mean_of([parts[v] for v in sorted(order)], step), step, step // 5)
 
 
 def digest(state: dict[str, torch.Tensor]) -> str:
@@ -72,5 +73,5 @@ if __name__ == "__main__":
         form, optimizer = file.stem.split(".")
         going_on = make(form, optimizer=optimizer)
         going_on.load(load_file(file))
-        train(going_on, 5, 25, order=(2, 0, 3, 1))
+        train(going_on, 5, 25, order=(1, 0))
         print(file.stem, digest(going_on.state()))
