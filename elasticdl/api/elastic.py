@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,8 +44,8 @@ class Model(Protocol):
     def begin(self, seed: int) -> None:
         """A part is about to be computed."""
 
-    def contribute(self, out: torch.Tensor) -> None:
-        """Write what the part gave (means over its records) and go back to what was committed."""
+    def contribute(self, out: torch.Tensor, weight: int) -> None:
+        """Write what the part gave, means over its records, times `weight`; go back to what was committed."""
 
     def apply(self, mean: torch.Tensor, step: int, epoch: int) -> None:
         """Commit a step with the means over all its records."""
@@ -101,6 +102,7 @@ class Hooks:
     committed: Callable[[int, float], None] = lambda step, loss: None  # steps in the model, mean loss of the last
     export: Callable[[Path], None] | None = None
     evaluation: Evaluation | None = None
+    evaluated: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
 
 
 class Elastic:
@@ -195,13 +197,13 @@ class Elastic:
         if self._current is None:
             raise ElasticDLError("elastic.step(loss) takes one part of elastic.parts(), and there is none")
         part, self._current = self._current, None
-        vector = torch.empty(self._model.size + 1 + len(self._witness), device=self._model.device)
-        self._model.contribute(vector[: self._model.size])
-        vector[self._model.size] = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        vector[: self._model.size + 1] *= len(part)
+        size = self._model.size
+        vector = torch.empty(size + 1 + len(self._witness), device=self._model.device)
+        self._model.contribute(vector[:size], len(part))
+        vector[size] = (loss.detach() if isinstance(loss, torch.Tensor) else loss) * len(part)
         if self._terms.audit:
-            vector[self._model.size + 1 :] = 0.0
-            vector[self._model.size + 1 :][torch.as_tensor(part.records, device=vector.device)] = 1.0
+            vector[size + 1 :] = 0.0
+            vector[size + 1 :][torch.as_tensor(part.records, device=vector.device)] = 1.0
         self._sums.add(part.virtual, vector)
         world = self._world
         if world is None or self._missing(world):
@@ -350,10 +352,9 @@ class Elastic:
         self._control.doing("apply")
         first, last = plan.span(step)
         size = self._model.size
-        means = total[: size + 1] / (last - first)
-        lowest, highest = torch.aminmax(means)
-        loss = float(means[size])
-        if bool(torch.isfinite(lowest)) and bool(torch.isfinite(highest)):
+        means = total[: size + 1] / (last - first)  # the model may keep it
+        lowest, highest, loss = torch.stack([*torch.aminmax(means), means[size]]).tolist()
+        if math.isfinite(lowest) and math.isfinite(highest):
             self._apply(means[:size], step)
         else:
             self._not_finite(step, loss)
@@ -373,7 +374,7 @@ class Elastic:
 
     def _not_finite(self, step: int, loss: float) -> None:
         """All workers see the same sum, so that all decide alike."""
-        what = "the loss" if not np.isfinite(loss) else "a gradient, or a value that the model keeps,"
+        what = "the loss" if not math.isfinite(loss) else "a gradient, or a value that the model keeps,"
         if not self._terms.skip_nonfinite:
             reason = f"not finite: {what} of step {step}. --nonfinite_gradients=skip leaves such steps out."
             self._unfit(reason, None)
@@ -412,10 +413,11 @@ class Elastic:
             self._leave(broken)
             return
         parts = [part for packed in gathered for part in _unpack(packed)]  # runs go up with the ranks
-        metrics = json.dumps(dict(evaluation.merged(parts)))
+        metrics = dict(evaluation.merged(parts))
         self._evaluated.add(version)
         self._measured.clear()
-        self._control.evaluated(version, metrics, say=world.rank == 0)
+        self._control.evaluated(version, json.dumps(metrics), say=world.rank == 0)
+        self._hooks.evaluated(version, metrics)
 
     def _save(self) -> None:
         save = self._control.begin_save()
@@ -436,7 +438,7 @@ class Elastic:
                 found = audit.verdict(self._witness, self._terms.plan, self.committed_steps)
         except OSError as trouble:
             error = f"{trouble.filename or asked.directory}: {trouble.strerror or trouble}"
-        except ModelError as trouble:
+        except ElasticDLError as trouble:
             error = str(trouble)
         self._control.exported(asked.directory, error, found)
 

@@ -83,6 +83,7 @@ class Job:
         validation_records: int | None = None,
         export: Callable[[Path], None] | None = None,
         committed: Callable[[int, float], None] | None = None,
+        evaluated: Callable[[int, Mapping[str, float]], None] | None = None,
         restore: str | Path | None = None,
     ) -> Elastic:
         """The step loop over a model. All workers that come later get model, optimizer, scheduler and `state`.
@@ -90,7 +91,8 @@ class Job:
         `records` is the size of the data set, where the job was not told of it by --training_data. `before_update` runs
         with the mean gradients in place. `evaluate` gives mean metrics over some validation records. `export` writes
         the trained model to a folder; by default its weights are written as safetensors. `committed` hears of every
-        step. `restore` is a checkpoint to start from, where there is no master to choose one.
+        step and its loss, `evaluated` of every evaluation. `restore` is a checkpoint to start from, where there is no
+        master to choose one.
         """
         if self.spec.deterministic:
             use_deterministic_algorithms()
@@ -105,7 +107,12 @@ class Job:
             held = {n: t for n, t in trained.state().items() if n.startswith("model/")}
             state_files.write(directory, state_files.snapshot(held), elastic.committed_steps, 0)
 
-        hooks = Hooks(committed or (lambda step, loss: None), export or export_weights, evaluation)
+        hooks = Hooks(
+            committed or (lambda step, loss: None),
+            export or export_weights,
+            evaluation,
+            evaluated or (lambda step, metrics: None),
+        )
         control = self._control(trained.device, restore)
         elastic = Elastic(trained, terms_of(self.spec, plan), control, self._numbers(plan.records), hooks)
         return elastic

@@ -55,9 +55,9 @@ class TorchModel:
         self._part.enter_context(self._values.passing())
         seed_everything(seed)
 
-    def contribute(self, out: torch.Tensor) -> None:
+    def contribute(self, out: torch.Tensor, weight: int) -> None:
         with self._part:
-            out.copy_(self._values.vector())
+            torch.mul(self._values.vector(), weight, out=out)
 
     def apply(self, mean: torch.Tensor, step: int, epoch: int) -> None:
         for parameter, gradient in zip(self._values.trainable, self._values.gradients(mean), strict=True):

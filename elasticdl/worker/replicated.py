@@ -44,9 +44,9 @@ class ReplicaModel:
         loss, self._given = self.replica.part(features, labels, seed)
         return loss
 
-    def contribute(self, out: torch.Tensor) -> None:
+    def contribute(self, out: torch.Tensor, weight: int) -> None:
         assert self._given is not None
-        out.copy_(self._given)
+        torch.mul(self._given, weight, out=out)
         self._given = None
 
     def apply(self, mean: torch.Tensor, step: int, epoch: int) -> None:

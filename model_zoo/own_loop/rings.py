@@ -1,7 +1,7 @@
 """A PyTorch training loop of one's own that any number of workers share: which of four rings is a point on?
 
-`python model_zoo/own_loop/rings.py` trains it alone. As the program of a job's workers it is the same file: workers come
-and go, and the weights are those of the run alone.
+`python model_zoo/own_loop/rings.py` trains it alone. As the program of a job's workers it is the same file: workers
+come and go, and the weights are those of the run alone.
 """
 
 import torch

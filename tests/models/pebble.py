@@ -1,0 +1,52 @@
+"""A small torch model on records that are nothing but their number: dropout, batch norm, momentum, a learning-rate schedule.
+
+Everything whose result could depend on who computes what, and in which order. `PEBBLE_SECONDS` makes a part last.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import torch
+
+SECONDS = float(os.environ.get("PEBBLE_SECONDS", "0"))
+
+
+class Pebble(torch.nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(16, width), torch.nn.BatchNorm1d(width), torch.nn.ReLU(), torch.nn.Dropout(0.3),
+            torch.nn.Linear(width, 2),
+        )  # fmt: skip
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if self.training and SECONDS:
+            time.sleep(SECONDS)
+        return self.layers(features)
+
+
+def custom_model(width: int = 32) -> torch.nn.Module:
+    return Pebble(width)
+
+
+def loss(labels: torch.Tensor, predictions: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(predictions, labels)
+
+
+def optimizer(parameters):
+    made = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    return made, torch.optim.lr_scheduler.StepLR(made, 20, 0.8), "step"
+
+
+def feed(records, mode, metadata):
+    ids = np.frombuffer(b"".join(records), "<i8")
+    features = np.stack([(ids >> bit) & 1 for bit in range(16)], 1).astype(np.float32) * 2 - 1
+    labels = (features[:, :4].sum(1) > features[:, 4:8].sum(1)).astype(np.int64)
+    return features if mode == "prediction" else (features, labels)
+
+
+def eval_metrics_fn():
+    return {"accuracy": lambda labels, predictions: (predictions.argmax(1) == labels).float()}

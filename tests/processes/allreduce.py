@@ -1,0 +1,144 @@
+"""All-reduce jobs in real processes, and what one process alone makes of the same job: the two must be equal."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elasticdl.api import state_files
+from elasticdl.api.elastic import Elastic, Hooks
+from elasticdl.api.job import numbering, terms_of
+from elasticdl.collective.control import Alone
+from elasticdl.collective.session import WorldSession
+from elasticdl.core.steps import StepPlan
+from elasticdl.data.reader import open_reader
+from elasticdl.frameworks.model_file import ModelFile, ModelRequest
+from elasticdl.frameworks.replica import load_replica
+from elasticdl.job.spec import JobSpec
+from elasticdl.worker.batches import Source
+from elasticdl.worker.parts import PartsAhead
+from elasticdl.worker.replicated import ReplicaEvaluation, ReplicaModel
+from tests.processes import harness
+from tests.processes.harness import RunningJob
+
+RECORDS, VALIDATION = 1013, 100  # nothing divides
+
+
+@dataclass(frozen=True)
+class Description:
+    """One job, however many workers it will have."""
+
+    model: str = "pebble"
+    records: int = RECORDS
+    epochs: int = 2
+    workers: int = 2
+    virtual: int = 8
+    minibatch: int = 16
+    evaluation_steps: int = 25
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def spec(self, data: Path) -> JobSpec:
+        knobs = {
+            "model_zoo": "tests/models", "model_def": f"{self.model}.custom_model",
+            "training_data": str(data / "train"), "validation_data": str(data / "validation"),
+            "distribution_strategy": "AllreduceStrategy", "num_epochs": self.epochs, "num_workers": self.workers,
+            "virtual_workers": self.virtual, "minibatch_size": self.minibatch, "audit": True,
+            "evaluation_steps": self.evaluation_steps, **self.more,
+        }  # fmt: skip
+        return JobSpec.model_validate(knobs)
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * -(-self.records // (self.minibatch * self.workers))
+
+
+def write_data(folder: Path, records: int = RECORDS) -> Path:
+    harness.write_ids(folder / "train", records)
+    harness.write_ids(folder / "validation", VALIDATION)
+    return folder
+
+
+def train_alone(description: Description, data: Path) -> tuple[dict[str, torch.Tensor], dict[int, dict[str, float]]]:
+    """State and evaluations of the same job, trained by this process."""
+    torch.set_num_threads(1)
+    spec = description.spec(data)
+    code = ModelFile(ModelRequest.of(spec))
+    sources = {}
+    for mode, path in (("training", spec.training_data), ("evaluation", spec.validation_data)):
+        reader = open_reader(str(path), {}, flag="")
+        sources[mode] = Source(reader, reader.describe(), spec, mode)
+    replica = load_replica(code, spec.seed)
+    model, plan = ReplicaModel(replica), StepPlan.of(spec, sources["training"].dataset.records)
+    evaluations: dict[int, dict[str, float]] = {}
+    evaluation = ReplicaEvaluation(replica, code, sources["evaluation"], plan.virtual, spec.minibatch_size)
+    hooks = Hooks(evaluation=evaluation, evaluated=lambda step, found: evaluations.update({step: dict(found)}))
+    control = Alone(WorldSession("alone", "one", 60.0))
+    elastic = Elastic(model, terms_of(spec, plan), control, numbering(spec, sources["training"].dataset), hooks)
+    ahead = PartsAhead(sources["training"], code.feed, spec.seed)
+    for part in elastic.parts():
+        this, *then = elastic.coming(3)
+        batch = ahead.take(this, then)
+        elastic.step(model.compute(batch.features, batch.labels, part.seed))
+    assert elastic.committed_steps == description.steps
+    return state_files.snapshot(elastic.state()), evaluations
+
+
+def start(
+    tmp: Path, name: str, description: Description, data: Path, *flags: str, part_seconds: float = 0.0, **env: str
+) -> RunningJob:
+    """The job as the command line starts it, with a checkpoint of the last step."""
+    given = [f"--{name}={_spelled(value)}" for name, value in description.spec(data).given().items()]
+    return harness.start(
+        tmp, name, *given, f"--checkpoint_dir={tmp / name}-checkpoints", f"--output={tmp / name}-model",
+        f"--checkpoint_steps={description.steps}", "--checkpoint_seconds=0", *flags,
+        env={"PEBBLE_SECONDS": str(part_seconds), **env},
+    )  # fmt: skip
+
+
+def _spelled(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def check(
+    job: RunningJob, description: Description, alone: tuple[dict[str, torch.Tensor], dict[int, dict[str, float]]]
+) -> dict[str, Any]:
+    """The job succeeded, each record was trained exactly once in each epoch, and all it leaves is what one alone gets."""
+    code, result = job.finish()
+    assert code == 0 and result["outcome"] == "succeeded", f"{result}\n{job.story()}"
+    status: Any = result["status"]
+    expected = f"{description.records} records, each trained exactly {description.epochs} times"
+    assert status["audit"] == expected, status["audit"]
+    checkpoints = job.output.with_name(f"{job.paths.job_name}-checkpoints")
+    state, _ = state_files.read(checkpoints / f"version-{description.steps}", description.steps)
+    ours, evaluations = alone
+    assert state.keys() == ours.keys()
+    different = [name for name, tensor in state.items() if not torch.equal(tensor, ours[name])]
+    assert not different, f"not what one worker alone gets: {different}"
+    metrics = {int(e["version"]): e["metrics"] for e in status["evaluations"]}
+    assert metrics == evaluations, f"{metrics}, alone {evaluations}"
+    found: dict[str, Any] = status
+    return found
+
+
+def worker_pids(job: RunningJob) -> dict[str, int]:
+    return {name: p.pid for name, p in job.replicas().items() if "-worker-" in name}
+
+
+def story_of(job: RunningJob, worker: str) -> str:
+    return job.paths.log(worker).read_text()
+
+
+def decisions(status: dict[str, Any]) -> list[str]:
+    return [str(d["text"]) for d in status["decisions"]]
+
+
+def show(status: dict[str, Any]) -> str:
+    return json.dumps(status, indent=1)
+
+
+TERM, KILL, STOP, CONT = signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT
