@@ -98,23 +98,26 @@ class _Exchange:
             headers.wait()  # pieces of unequal sizes would be Gloo's end
             self.group.sizes_agreed.add(self.size)
         coming: list[list[tuple[Node, Passage]]] = []
-        others: list[Passage] = []
+        back: list[Passage] = []  # totals of the others
+        going: list[Passage] = []
         for turn in range(min(AHEAD, self.rounds)):
-            coming.append(self._start(link, turn, total, others))
+            coming.append(self._start(link, turn, total, back, going))
         for turn in range(self.rounds):
             received = [(node, passage.wait()) for node, passage in coming[turn]]
             self._finish(received, turn, total[self.piece(self.group.rank, turn)])
             if turn == 0:
                 faults.point("worker.in_exchange")
             if turn + AHEAD < self.rounds:
-                coming.append(self._start(link, turn + AHEAD, total, others))
-            others += self._hand_out(link, turn, total)
-        for passage in others:
+                coming.append(self._start(link, turn + AHEAD, total, back, going))
+            going += self._hand_out(link, turn, total)
+        for passage in (*back, *going):  # who waits for a message hears of a lost peer at once, who sends one may not
             passage.wait()
         return headers.wait()
 
-    def _start(self, link: Link, turn: int, total: torch.Tensor, others: list[Passage]) -> list[tuple[Node, Passage]]:
-        """Begin a round: what comes in to be added up here; what goes out and what comes back joins the others."""
+    def _start(
+        self, link: Link, turn: int, total: torch.Tensor, back: list[Passage], going: list[Passage]
+    ) -> list[tuple[Node, Passage]]:
+        """Begin a round: what comes in to be added up here."""
         mine = self.piece(self.group.rank, turn)
         places = self._places(turn, mine.stop - mine.start)
         tag = _FIRST_ROUND_TAG + turn * _TAGS_PER_ROUND
@@ -126,8 +129,8 @@ class _Exchange:
                     coming.append((node, link.receive(next(places), peer, tag + number)))
             if theirs.stop > theirs.start:
                 for number, node in enumerate(self.shares[self.group.rank]):
-                    others.append(link.send(self.nodes[node][theirs], peer, tag + number))
-                others.append(link.receive(total[theirs], peer, tag + _TAGS_PER_ROUND - 1))
+                    going.append(link.send(self.nodes[node][theirs], peer, tag + number))
+                back.append(link.receive(total[theirs], peer, tag + _TAGS_PER_ROUND - 1))
         return coming
 
     def _places(self, turn: int, length: int) -> Iterator[torch.Tensor]:
@@ -179,16 +182,16 @@ class _Headers:
 
     def wait(self) -> bool:
         if self._flag is None:
+            brought = [(peer, *passage.wait().tolist()) for peer, passage in self._coming]
+            for passage in self._going:  # so that the others can tell as well what does not match
+                passage.wait()
             flags = [self._exchange.flag]
-            for peer, passage in self._coming:
-                size, flag = passage.wait().tolist()
+            for peer, size, flag in brought:
                 if size != self._exchange.size:
                     member = self._exchange.group.members[peer]
                     what = f"{member} brings {size} numbers to the sum, this worker {self._exchange.size}"
                     raise GroupBroken(f"{what}: their models are not the same", [member])
                 flags.append(bool(flag))
-            for passage in self._going:
-                passage.wait()
             self._flag = any(flags)
         return self._flag
 

@@ -13,6 +13,7 @@ import atexit
 import re
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -30,8 +31,6 @@ T = TypeVar("T")
 
 _LAST_SECONDS = 1.0  # that the end of the process waits for couriers, all together
 _SOURCE_LINE = re.compile(r"\[/[^\]]*:\d+\]\s*")  # where in Gloo's sources an error was made
-
-_couriers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class _Lost(Exception):
@@ -123,22 +122,35 @@ class _Errand(Generic[T]):
                 self.results.append(self.body(link))
         except BaseException as error:  # the border between two threads: the one that waits raises it again
             self.error = error
-        finally:
-            self.woken.set()
+
+    def forget(self) -> None:
+        """Let go of what failed calls have left in their frames: buffers, and connections."""
+        error = self.error
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__cause__ or error.__context__
 
 
 def _courier(link: Link, errands: SimpleQueue[_Errand[Any] | None]) -> None:
     while (errand := errands.get()) is not None:
         errand.do(link)
+        errand.forget()
+        errand.woken.set()
         del errand  # with the buffers in it
     link.gloo = None  # closes the connections; its threads are idle by now
+
+
+_couriers: weakref.WeakKeyDictionary[threading.Thread, SimpleQueue[_Errand[Any] | None]] = weakref.WeakKeyDictionary()
 
 
 @atexit.register
 def _let_go() -> None:
     # A courier that comes back from Gloo while the interpreter is being taken down would take the process with it.
     deadline = time.monotonic() + _LAST_SECONDS
-    for courier in list(_couriers):
+    couriers = list(_couriers.items())
+    for _, errands in couriers:
+        errands.put(None)
+    for courier, _ in couriers:
         courier.join(max(0.0, deadline - time.monotonic()))
 
 
@@ -159,6 +171,7 @@ class Group:
         self._errands: SimpleQueue[_Errand[Any] | None] = SimpleQueue()
         # Also when nobody closes the group: the courier ends once the group is out of reach.
         self._dismiss = weakref.finalize(self, self._errands.put, None)
+        self._dismiss.atexit = False
         if isinstance(store, RelayedStore):
             store.on_interrupt(self.abort)
         if self.size == 1:
@@ -167,7 +180,7 @@ class Group:
             target=_courier, args=(self._link, self._errands), name=f"world {generation}", daemon=True
         )
         courier.start()
-        _couriers.add(courier)
+        _couriers[courier] = self._errands
         try:
             self.run(lambda link: link.build(rank, host, timeout_seconds), timeout_seconds + 1)
         except BaseException:

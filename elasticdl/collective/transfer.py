@@ -1,7 +1,8 @@
 """A copy of the whole state from one member of a group to another: all of it and unharmed, or nothing.
 
 A header in JSON says which tensors follow, then come their bytes in chunks, then a checksum over both. The receiver
-hands out tensors only once the checksum is right.
+hands out tensors only once the checksum is right. It answers each chunk and the checksum with a receipt: Gloo tells
+who waits for a message at once that the other side is gone, but not who waits for one to leave.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _ALIGNMENT = 64
 _MOST_HEADER_BYTES = 1 << 28
 _FORMAT = 1
 
-_PREAMBLE, _HEADER, _CHUNK, _CHECKSUM = 16, 17, 18, 19  # tags
+_PREAMBLE, _HEADER, _CHUNK, _CHECKSUM, _RECEIPT = 16, 17, 18, 19, 20  # tags
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -63,22 +64,23 @@ def send_state(group: Group, to: int, state: Mapping[str, torch.Tensor]) -> int:
     text = torch.frombuffer(bytearray(header), dtype=torch.uint8)
 
     def carry_out(link: Link) -> None:
-        passages = [link.send(preamble, to, _PREAMBLE), link.send(text, to, _HEADER)]
+        sent = [link.send(preamble, to, _PREAMBLE), link.send(text, to, _HEADER)]
+        receipts = deque(link.receive(_receipt(), to, _RECEIPT) for _ in _chunks(size))
+        last = link.receive(_receipt(), to, _RECEIPT)
         checksum = _extended(0, text)
         # A chunk's place is filled again only after Gloo has sent what was in it.
         places = [torch.zeros(CHUNK_BYTES, dtype=torch.uint8) for _ in range(min(AHEAD, -(-size // CHUNK_BYTES)))]
-        going: deque[Passage] = deque()
         for number, length in enumerate(_chunks(size)):
-            if len(going) == AHEAD:
-                going.popleft().wait()
+            if number >= AHEAD:
+                receipts.popleft().wait()
             chunk = places[number % AHEAD][:length]
             _pack(chunk, number * CHUNK_BYTES, entries, state)
-            going.append(link.send(chunk, to, _CHUNK))
+            sent.append(link.send(chunk, to, _CHUNK))
             checksum = _extended(checksum, chunk)
             if number == 0:
                 faults.point("worker.copying")
-        passages += [*going, link.send(torch.tensor([checksum], dtype=torch.int64), to, _CHECKSUM)]
-        for passage in passages:
+        sent.append(link.send(torch.tensor([checksum], dtype=torch.int64), to, _CHECKSUM))
+        for passage in (*receipts, last, *sent):
             passage.wait()
 
     group.run(carry_out)
@@ -100,6 +102,7 @@ def _received(link: Link, source: int, member: str) -> dict[str, torch.Tensor]:
     data = torch.empty(size, dtype=torch.uint8)
     checksum = _extended(0, text)
     coming: deque[Passage] = deque()
+    receipts: list[Passage] = []
     lengths = list(_chunks(size))
     for number in range(len(lengths) + AHEAD):
         if number < len(lengths):
@@ -107,13 +110,21 @@ def _received(link: Link, source: int, member: str) -> dict[str, torch.Tensor]:
             coming.append(link.receive(data[start : start + lengths[number]], source, _CHUNK))
         if number >= AHEAD and coming:
             checksum = _extended(checksum, coming.popleft().wait())
+            receipts.append(link.send(_receipt(), source, _RECEIPT))
         if number == AHEAD:
             faults.point("worker.copying")
     (announced,) = link.receive(torch.empty(1, dtype=torch.int64), source, _CHECKSUM).wait().tolist()
     if announced != checksum:
         what = f"the state copied from {member} has the checksum {checksum:#x}, not {announced:#x}"
         raise GroupBroken(what, [member])
+    receipts.append(link.send(_receipt(), source, _RECEIPT))
+    for passage in receipts:
+        passage.wait()
     return {e.name: data[e.start : e.start + e.bytes].view(e.dtype).view(e.shape) for e in entries}
+
+
+def _receipt() -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.uint8)
 
 
 def _layout(state: Mapping[str, torch.Tensor]) -> tuple[list[_Entry], int]:

@@ -81,33 +81,31 @@ def runs(virtual: int, world: int) -> tuple[Run, ...]:
 
 def _least_traffic(virtual: int, world: int, longest: int, most: int) -> tuple[Run, ...]:
     """Runs of at most this length and number of nodes, with the fewest nodes in all; () where there are none."""
-    # For each stop that this many ranks can reach: the nodes they need, and the stops on the way.
-    reached: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
-    for rank in range(world):
-        left = world - rank - 1
-        further: dict[int, tuple[int, tuple[int, ...]]] = {}
-        for start, (nodes, stops) in reached.items():
-            for stop, count in _steps(start, virtual, longest, most):
-                if left <= virtual - stop <= left * longest:
-                    way = (nodes + count, (*stops, stop))
-                    if stop not in further or way < further[stop]:
-                        further[stop] = way
-        reached = further
-    if virtual not in reached:
+    # For each rank and each stop that the ranks up to it can reach: the nodes they need, and where its run starts.
+    reached: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
+    for left in reversed(range(world)):
+        further: dict[int, tuple[int, int]] = {}
+        for start, (nodes, _) in reached[-1].items():
+            for stop, count in _stops(start, virtual, most):
+                fits = stop - start <= longest and left <= virtual - stop <= left * longest
+                if fits and (nodes + count, start) < further.get(stop, (virtual + 1, 0)):
+                    further[stop] = (nodes + count, start)
+        reached.append(further)
+    if virtual not in reached[-1]:
         return ()
-    stops = reached[virtual][1]
-    return tuple(pairwise(stops))
+    stops = [virtual]
+    for rank in reversed(range(1, world + 1)):
+        stops.append(reached[rank][stops[-1]][1])
+    return tuple(pairwise(reversed(stops)))
 
 
-def _steps(start: int, virtual: int, longest: int, most: int) -> Iterator[tuple[int, int]]:
-    """Where a run from here may stop, and of how many nodes it is then made."""
-    far = min(start + longest, virtual)
+@cache
+def _stops(start: int, virtual: int, most: int) -> tuple[tuple[int, int], ...]:
+    """Where a run of so many nodes or fewer may stop if it starts here, and of how many it is then made."""
     stops = {start}
     for _ in range(most):
-        ends = (min(stop + size, virtual) for stop in stops if stop < far for size in _sizes(stop, virtual))
-        stops = stops.union(end for end in ends if end <= far)
-    for stop in sorted(stops - {start}):
-        yield stop, len(subtrees(start, stop, virtual))
+        stops |= {min(stop + size, virtual) for stop in stops if stop < virtual for size in _sizes(stop, virtual)}
+    return tuple((stop, len(subtrees(start, stop, virtual))) for stop in sorted(stops) if start < stop)
 
 
 def _sizes(start: int, virtual: int) -> Iterator[int]:

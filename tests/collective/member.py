@@ -10,10 +10,12 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+import psutil
 import torch
 
 from elasticdl import faults
-from elasticdl.collective.exchange import gather_bytes, plain_total, tree_total
+from elasticdl.collective import exchange
+from elasticdl.collective.exchange import PIECE_FLOATS, gather_bytes, plain_total, tree_total
 from elasticdl.collective.group import Group
 from elasticdl.collective.store import RelayedStore
 from elasticdl.collective.sums import Sums
@@ -82,19 +84,34 @@ class Tasks:
         self.group = Group(generation, rank, members, store, "127.0.0.1", timeout_seconds)
         return time.monotonic() - began
 
-    def total(self, virtual: int, size: int, step: int, flag: bool = False, pause: float = 0) -> tuple[str, bool, int]:
-        """One step's deterministic sum: its digest, the flag, and how many parts had to be computed for it."""
+    def compute(self, virtual: int, size: int, step: int) -> int:
+        """The parts of a step that are missing; how many they were."""
         assert self.group is not None
         sums = self.sums.setdefault(step, Sums(virtual))
-        run = runs(virtual, self.group.size)[self.group.rank]
-        missing = sums.missing(*run)
+        missing = sums.missing(*runs(virtual, self.group.size)[self.group.rank])
         for v in missing:
             sums.add(v, contribution(size, step, v))
-        total, any_flag = tree_total(self.group, sums.nodes(*run), virtual, flag)
-        return digest(total), any_flag, len(missing)
+        return len(missing)
+
+    def total(
+        self, virtual: int, size: int, step: int, flag: bool = False, fresh: bool = False, piece: int = 0
+    ) -> tuple[str, bool, int]:
+        """One step's deterministic sum: its digest, the flag, and how many parts had to be computed for it."""
+        assert self.group is not None
+        if fresh:
+            self.sums.pop(step, None)
+        exchange.PIECE_FLOATS = piece or PIECE_FLOATS
+        computed = self.compute(virtual, size, step)
+        run = runs(virtual, self.group.size)[self.group.rank]
+        total, any_flag = tree_total(self.group, self.sums[step].nodes(*run), virtual, flag)
+        return digest(total), any_flag, computed
 
     def totals(self, virtual: int, size: int, steps: range) -> list[str]:
-        return [self.total(virtual, size, step)[0] for step in steps]
+        found = []
+        for step in steps:
+            found.append(self.total(virtual, size, step)[0])
+            del self.sums[step]
+        return found
 
     def plain(self, size: int, step: int, flag: bool = False) -> tuple[list[float], bool]:
         assert self.group is not None
@@ -105,18 +122,20 @@ class Tasks:
         assert self.group is not None
         return gather_bytes(self.group, mine)
 
-    def send(self, to: int, size: int, seed: int) -> tuple[int, float]:
+    def send(self, to: int, size: int, seed: int, together: bool = True) -> tuple[int, float]:
         assert self.group is not None
         state = sample_state(size, seed)
-        gather_bytes(self.group, b"ready")
+        if together:
+            gather_bytes(self.group, b"ready")
         began = time.monotonic()
         return send_state(self.group, to, state), time.monotonic() - began
 
-    def receive(self, source: int, size: int, seed: int) -> float:
+    def receive(self, source: int, size: int, seed: int, together: bool = True) -> float:
         """Copy the state and compare it, bit for bit, to what it must be; the seconds that the copy took."""
         assert self.group is not None
         wanted = sample_state(size, seed)
-        gather_bytes(self.group, b"ready")
+        if together:
+            gather_bytes(self.group, b"ready")
         began = time.monotonic()
         state = receive_state(self.group, source)
         took = time.monotonic() - began
@@ -138,13 +157,14 @@ class Tasks:
         self.group.run(carry_out)
 
     def resources(self) -> tuple[int, int, int]:
-        """Threads, open files and resident kilobytes of this process."""
-        status = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
-        return int(status["Threads"]), len(os.listdir("/proc/self/fd")), int(status["VmRSS"].split()[0])
-
-    def leave(self) -> None:
-        """End as any Python program does."""
-        raise SystemExit(0)
+        """Threads, open files and resident kilobytes of this process, once all groups are let go."""
+        assert self.group is not None
+        self.group.close()
+        for thread in threading.enumerate():
+            if thread.name.startswith("world "):
+                thread.join(10)
+        me = psutil.Process()
+        return me.num_threads(), me.num_fds(), me.memory_info().rss // 1024
 
 
 def serve(connection: Connection, name: str, plan: str) -> None:
