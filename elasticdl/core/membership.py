@@ -97,22 +97,21 @@ class Membership:
         self.workers[name] = w
         if self.first_ready is None:
             self.first_ready = now
-        if name not in self.members:
-            out += self._review(now)
-            back = before is not None or generation
-            if back and self.generation and not any(isinstance(c, ProposeWorld) and name in c.to for c in out):
-                # The world that it is in goes on without it or is to end, or it waits for one that never comes.
-                ending = name in self.running and generation == self.running_generation
-                urgent = self.urgent or not ending
-                out.append(ProposeWorld(self.generation, self.members, (name,), urgent, "its world is over"))
-            return out
-        if self.phase is Phase.PROPOSED:
+        member = name in self.members
+        counted_on = name in self.formed if self.phase is Phase.RUNNING else not self.urgent
+        if name in self.running and generation == 0 and counted_on:
+            # It left the world that runs, and could not say so: others may wait for it.
+            return out + self.broken(name, self.running_generation, (), now)
+        out += self._review(now)
+        told = any(isinstance(c, ProposeWorld) and name in c.to for c in out)
+        over = generation not in (0, self.running_generation)
+        if over:  # it may wait for members of a world that is no more
+            out.append(ProposeWorld(self.generation, self.members, (name,), True, "its world is over"))
+        elif not told and (before is not None or generation) and generation != self.generation:
             out.append(self._proposal((name,), "it is back"))
-        elif self.phase is Phase.RUNNING and generation != self.generation:
-            if generation == 0 and name in self.formed:  # it left this world, and could not say so
-                return out + self.broken(name, self.generation, (), now)
-            out += [self._proposal((name,), "it is back"), self._start_for((name,))]
-        return out + self._review(now)
+        if member and not told and self.phase is Phase.RUNNING and generation != self.generation:
+            out.append(self._start_for((name,)))
+        return out
 
     def dropped(self, name: str, now: float) -> list[Command]:
         """The stream broke; the process may well be alive, and even train on."""

@@ -50,6 +50,7 @@ class Worker:
     proposal: c.ProposeWorld | None = None
     answered: bool = False
     newest: int = 0
+    called_off: bool = False  # an urgent proposal was heard in this world
     left: int = 0
     confirmed: int = 0
     start: c.StartWorld | None = None
@@ -67,17 +68,13 @@ class Worker:
     def generation(self) -> int:
         return self.world.generation if self.world is not None else 0
 
-    @property
-    def newer(self) -> c.ProposeWorld | None:
-        known = self.proposal is not None and self.world is not None
-        return self.proposal if known and self.newest > self.generation else None
-
     def receive(self, command: c.Command) -> list[e.Event]:
         """What the control thread makes of it, and answers at once."""
         match command:
             case c.ProposeWorld() if command.generation >= self.newest:
                 self._hear_of(command.generation)
                 self.proposal, self.answered = command, False
+                self.called_off = self.called_off or (command.urgent and command.generation > self.generation > 0)
             case c.StartWorld() if command.generation >= self.newest:
                 self._hear_of(command.generation)
                 if command.generation > self.left and command.generation != self.generation:
@@ -102,7 +99,7 @@ class Worker:
 
     def leave_world(self) -> None:
         self.left, self.world = self.generation, None
-        self.formed = self.stopping = False
+        self.formed = self.stopping = self.called_off = False
         self.pending, self.broke = None, None
 
 
@@ -176,6 +173,8 @@ class Worlds:
             case c.ProposeWorld(generation, members, to):
                 holds(self.worlds.setdefault(generation, members) == members, f"two worlds are called {generation}")
                 holds(generation == max(self.worlds), f"generation {generation} is proposed after {max(self.worlds)}")
+                most = max(2, self.job.membership.wanted)  # with one who leaves, and stays until another has the state
+                holds(not members or self.terms.least <= len(members) <= most, f"{len(members)} are to train")
                 for name in to:
                     self.send(name, command)
             case c.StartWorld():
@@ -331,9 +330,8 @@ class Worlds:
             self.kill(name, CRASHED)
             return True
         if w.world is not None:
-            newer = w.newer
             idle = w.state[1] >= self.terms.plan.total_steps
-            if w.stopping or (newer is not None and (newer.urgent or idle)):
+            if w.stopping or w.called_off or (idle and w.newest > w.generation):
                 w.leave_world()
                 return True
             if not w.formed:
@@ -471,8 +469,10 @@ class Worlds:
         for w in list(self.workers.values()):  # whoever has heard nothing for so long stops, whatever it is at
             if self.over(w) and not w.hung:
                 self.kill(w.name, CRASHED)
-        self.hear(e.TimePassed())
         deadline = self.job.deadline()
+        if deadline is not None and deadline <= self.now:
+            self.hear(e.TimePassed())
+            deadline = self.job.deadline()
         holds(self.job.outcome or deadline is None or deadline > self.now, f"due at {deadline}, and it is {self.now}")
 
     # Promises.
@@ -511,6 +511,9 @@ class Worlds:
                 holds(w.state[1] <= start.state[1], f"{w.name} holds {w.state}, more than {start.state}")
                 own = w.state == start.state and start.state != NOTHING and not start.directory
                 holds(own != (w.name in start.copies) or w is members[0], f"{w.name} copies in vain, or does not")
+        holds(start.state[1] >= self.job.membership.checkpoint[1], f"it starts at {start.state}, below the checkpoint")
+        kinds = {w.fingerprint for w in members} if self.terms.deterministic else {""}
+        holds(len(kinds) == 1, f"{kinds} train together")
         for source in start.copies.values():
             holds(source not in start.copies, f"{source} is copied from, and has nothing itself")
         newest = max(w.state[0] for w in self.workers.values())
@@ -544,6 +547,7 @@ class Worlds:
         holds(len(self.journal) - events < 20 * ROUNDS, "too much was said")
 
     def calm_turn(self, turn: int) -> None:
+        """Nobody is helped by an exchange that breaks by itself: the master knows enough to call it off."""
         while self.launching:
             self.launch(self.job.membership.fingerprint or "cpu")
         while self.doomed:
@@ -579,11 +583,6 @@ class Worlds:
         self.exchange()
         for name in list(self.workers):
             self.commit_late(name)
-        if turn % 8 == 7:  # whoever waits in vain notices it in the end
-            able = self.able()
-            for w in list(self.workers.values()):
-                if w.alive and w.world is not None and w.generation not in able:
-                    self.break_world(w.name)
         self.wait(CALM_SECONDS)
 
 
