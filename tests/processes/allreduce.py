@@ -89,13 +89,14 @@ def train_alone(description: Description, data: Path) -> tuple[dict[str, torch.T
 
 
 def start(
-    tmp: Path, name: str, description: Description, data: Path, *flags: str, part_seconds: float = 0.0, **env: str
-) -> RunningJob:
+    tmp: Path, name: str, description: Description, data: Path, *flags: str, part_seconds: float = 0.0,
+    checkpoint_seconds: float = 0.0, **env: str,
+) -> RunningJob:  # fmt: skip
     """The job as the command line starts it, with a checkpoint of the last step."""
     given = [f"--{name}={_spelled(value)}" for name, value in description.spec(data).given().items()]
     return harness.start(
         tmp, name, *given, f"--checkpoint_dir={tmp / name}-checkpoints", f"--output={tmp / name}-model",
-        f"--checkpoint_steps={description.steps}", "--checkpoint_seconds=0", *flags,
+        f"--checkpoint_steps={description.steps}", f"--checkpoint_seconds={checkpoint_seconds}", *flags,
         env={"PEBBLE_SECONDS": str(part_seconds), **env},
     )  # fmt: skip
 
@@ -107,7 +108,7 @@ def _spelled(value: object) -> str:
 def check(
     job: RunningJob, description: Description, alone: tuple[dict[str, torch.Tensor], dict[int, dict[str, float]]]
 ) -> dict[str, Any]:
-    """The job succeeded, each record was trained exactly once in each epoch, and all it leaves is what one alone gets."""
+    """The job succeeded, trained each record once in each epoch, and leaves what one process alone gets."""
     code, result = job.finish()
     assert code == 0 and result["outcome"] == "succeeded", f"{result}\n{job.story()}"
     status: Any = result["status"]

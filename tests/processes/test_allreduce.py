@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.processes import allreduce
-from tests.processes.allreduce import KILL, TERM, Description
+from tests.processes.allreduce import CONT, KILL, STOP, TERM, Description
 
 pytestmark = pytest.mark.processes
 
@@ -37,5 +39,62 @@ def test_a_kill_a_leave_and_more_workers_change_nothing(tmp_path: Path, data: Pa
     assert job.kill(survivor, TERM)
     job.wait_until(lambda s: survivor not in s.world)
     status = allreduce.check(job, PLAIN, alone)
-    assert "Broken" not in allreduce.story_of(job, survivor)
-    assert status["rollbacks" if "rollbacks" in status else "job"] in ("churn", 0)
+    assert "broke" not in allreduce.story_of(job, survivor), "a leave at the end of a step breaks nothing"
+    assert int(status.get("repeated_batches", 0)) == 0
+
+
+def test_everybody_is_killed_and_the_master_too(tmp_path: Path, data: Path, alone) -> None:
+    """The job goes on from the newest checkpoint, and repeats only what came after it."""
+    job = allreduce.start(tmp_path, "all", PLAIN, data, part_seconds=0.03, checkpoint_seconds=0.5)
+    saved = job.wait_until(lambda s: s.checkpoint and s.version > 5)
+    for name in saved.world:
+        assert job.kill(name, KILL)
+    assert job.kill("elasticdl-all-master", KILL)
+    status = allreduce.check(job, PLAIN, alone)
+    assert int(status["master_starts"]) == 2
+    assert 0 < int(status["repeated_batches"]) < PLAIN.steps, allreduce.show(status)
+
+
+def test_while_the_master_is_away_steps_go_on(tmp_path: Path, data: Path, alone) -> None:
+    job = allreduce.start(tmp_path, "away", PLAIN, data, "--log_loss_steps=1", part_seconds=0.03)
+    before = job.wait_until(lambda s: s.version >= 3)
+    pids = allreduce.worker_pids(job)
+    assert job.kill("elasticdl-away-master", KILL)
+    after = job.wait_until(lambda s: s.master_starts == 2 and s.version > before.version)
+    assert after.generation == before.generation and allreduce.worker_pids(job) == pids
+    status = allreduce.check(job, PLAIN, alone)
+    assert int(status["generation"]) == int(before.generation), "nobody left, so no world changed"
+
+
+@pytest.mark.long
+def test_a_worker_that_is_stopped_is_replaced_and_fenced_off_when_it_comes_back(
+    tmp_path: Path, data: Path, alone
+) -> None:
+    job = allreduce.start(tmp_path, "hang", PLAIN, data, "--log_loss_steps=1", part_seconds=0.03)
+    first = job.wait_until(lambda s: s.version >= 8)
+    stopped = first.world[0]
+    process = job.replicas()[stopped]
+    assert job.kill(stopped, STOP)
+    went_on = job.wait_until(lambda s: stopped not in s.world and s.version > first.version)
+    with contextlib.suppress(psutil.NoSuchProcess):  # it may be gone for good already
+        process.send_signal(CONT)
+    assert went_on.generation > first.generation
+    status = allreduce.check(job, PLAIN, alone)
+    assert any("is hung" in text and stopped in text for text in allreduce.decisions(status))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "point",
+    ["worker.building", "worker.copying", "worker.in_exchange", "worker.before_commit", "worker.after_commit"],
+)
+def test_a_death_at_the_worst_moment_changes_nothing(point: str, tmp_path: Path, data: Path, alone) -> None:
+    worker = "elasticdl-fault-worker-1"
+    log = tmp_path / "faults"
+    count = {"worker.building": 1, "worker.copying": 1}.get(point, 20)
+    job = allreduce.start(
+        tmp_path, "fault", PLAIN, data, part_seconds=0.01,
+        ELASTICDL_FAULTS=f"{point}@{worker}:{count}", ELASTICDL_FAULT_LOG=str(log),
+    )  # fmt: skip
+    allreduce.check(job, PLAIN, alone)
+    assert log.read_text().split() == [f"{point}@{worker}:{count}"], "the point was not passed"
