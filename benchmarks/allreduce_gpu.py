@@ -28,7 +28,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.row_tables import about, write
+from benchmarks.report import about, write
 from elasticdl.api.elastic import Elastic
 from elasticdl.api.job import join
 from elasticdl.api.saving import Saver

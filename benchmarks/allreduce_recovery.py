@@ -42,7 +42,7 @@ from benchmarks.peers.contenders import (
     peer_versions,
 )
 from benchmarks.peers.observing import Seen, full_strength, longest_gap, recovery, step_seconds
-from benchmarks.row_tables import about, write
+from benchmarks.report import about, write
 
 START_SECONDS, RECOVERY_SECONDS = 60.0, 90.0
 STEADY, AFTER = 12, 8  # steps seen before the event and after it
@@ -140,7 +140,7 @@ def join(contender: Contender, folder: Path, dice: random.Random) -> Numbers:
     """A third worker comes; the model is of 97 MB."""
     if isinstance(contender, Torchrun):
         contender = Torchrun(contender.python, agents=True)  # one agent has a fixed number of workers
-    run = contender.start(folder, Toy("mlp", 32, hidden=4540, virtual_workers=8), 2)
+    run = contender.start(folder, Toy("mlp", 32, hidden=4540), 2)
     try:
         before = run.wait(lambda s: s.steady(2, STEADY), START_SECONDS, "steady steps")
         members, when = before.worlds()[-2].pids, time.monotonic()

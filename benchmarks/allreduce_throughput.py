@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.peers.contenders import MODELS, Contender, ElasticDL, Failed, Torchft, Torchrun, Toy, peer_versions
 from benchmarks.peers.observing import steps_per_second
-from benchmarks.row_tables import about, write
+from benchmarks.report import about, write
 
 WORKERS = 2
 TOYS = {"conv": Toy("conv", 64), "transformer": Toy("transformer", 32), "mlp": Toy("mlp", 512)}

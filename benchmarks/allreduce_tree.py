@@ -32,7 +32,7 @@ from torch.distributed import TCPStore
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.peers.contenders import free_port
-from benchmarks.row_tables import about, write
+from benchmarks.report import about, write
 from elasticdl.collective.exchange import plain_total, tree_total
 from elasticdl.collective.group import Group, Link, Passage
 from elasticdl.collective.sums import Sums

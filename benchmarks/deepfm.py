@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 sys.path += [str(ROOT / "benchmarks" / "models"), str(ROOT / "model_zoo")]
 
-from benchmarks.ps_servers import machine  # noqa: E402
+from benchmarks.report import machine  # noqa: E402
 from elasticdl.data.criteo import CATEGORIES, COUNTS  # noqa: E402
 from elasticdl.data.reader import open_reader  # noqa: E402
 

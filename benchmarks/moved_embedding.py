@@ -17,7 +17,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.ps_servers import TIMELINE, TOKEN, machine, serving
+from benchmarks.ps_servers import TIMELINE, TOKEN, serving
+from benchmarks.report import machine
 from elasticdl.job.parameters import OptimizerSpec, ParametersSpec, TableSpec, VariableSpec
 from elasticdl.ps.client import Batch, Client
 

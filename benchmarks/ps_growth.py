@@ -23,7 +23,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.ps_servers import TIMELINE, TOKEN, fill, machine, serving, spec
+from benchmarks.ps_servers import TIMELINE, TOKEN, fill, serving, spec
+from benchmarks.report import machine
 from elasticdl.ps.client import Batch, Client
 from elasticdl.ps.memory import keep_freed_memory
 

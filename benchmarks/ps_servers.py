@@ -5,10 +5,8 @@ Each serves until its standard input closes, so that none outlives the benchmark
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -94,14 +92,6 @@ class Zipf:
     def draw(self, count: int) -> Ids:
         ranks = np.searchsorted(self._share, self._random.random(count))
         return self._ids[np.minimum(ranks, len(self._ids) - 1)].astype(np.int64)
-
-
-def machine() -> str:
-    model = platform.machine()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), model)
-    return f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
 
 
 def _serve(index: int, count: int, workers: int, folder: str) -> None:

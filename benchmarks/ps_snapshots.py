@@ -29,7 +29,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.ps_servers import BATCHES, TIMELINE, TOKEN, fill, machine, spec
+from benchmarks.ps_servers import BATCHES, TIMELINE, TOKEN, fill, spec
+from benchmarks.report import machine
 from elasticdl import __version__
 from elasticdl.ps.client import Batch, Client
 from elasticdl.ps.memory import keep_freed_memory

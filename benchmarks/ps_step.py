@@ -25,7 +25,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.grpc_peer import Peer, serving_peer
-from benchmarks.ps_servers import TIMELINE, TOKEN, Ids, Zipf, fill, machine, serving, spec
+from benchmarks.ps_servers import TIMELINE, TOKEN, Ids, Zipf, fill, serving, spec
+from benchmarks.report import machine
 from elasticdl.ps.client import Batch, Client
 from elasticdl.ps.memory import keep_freed_memory
 from elasticdl.wire.auth import Keys

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,9 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.ps_servers import Zipf, machine
+from benchmarks import report
+from benchmarks.ps_servers import Zipf
+from benchmarks.report import write as write
 from elasticdl.ps import _native
 
 Ids = NDArray[np.int64]
@@ -107,24 +106,10 @@ def peak_bytes() -> int:
 
 
 def about(*packages: str) -> dict[str, Any]:
-    versions = {"python": platform.python_version(), "numpy": np.__version__}
-    for package in packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "not installed"
-    return {
-        "date": time.strftime("%Y-%m-%d"), "machine": machine(), "instructions": _native.isa(), "versions": versions,
-    }  # fmt: skip
+    return report.about(*packages) | {"instructions": _native.isa()}
 
 
 def table(found: Mapping[str, Mapping[str, float]]) -> str:
     lines = [f"{'':44}{'median':>10}{'best':>10}   million rows/s"]
     lines += [f"{name:44}{figure['median']:10.2f}{figure['best']:10.2f}" for name, figure in found.items()]
     return "\n".join(lines)
-
-
-def write(out: Path | None, result: dict[str, Any]) -> None:
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=1) + "\n")
