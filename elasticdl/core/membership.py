@@ -281,9 +281,9 @@ class Membership:
             return []  # one change after the other
         leavers = [n for n in self.members if n not in desired and n not in silent]
         comers = [n for n in desired if n not in self.members]
-        if leavers:
-            return self._propose(desired, False, f"{', '.join(leavers)} leaves", now)
-        if comers and not silent:
+        if leavers:  # a world that does not stand yet has no end of a step to wait for
+            return self._propose(desired, not self.training, f"{', '.join(leavers)} leaves", now)
+        if comers and not silent and self.training:
             return self._propose(desired, False, f"{', '.join(comers)} joins", now)
         return []
 

@@ -171,10 +171,11 @@ class Worlds:
                     self.doomed.append(name)
                     self.break_stream(name)
             case c.ProposeWorld(generation, members, to):
+                if generation not in self.worlds:
+                    most = max(2, self.job.membership.wanted)  # with one who stays until another has the state
+                    holds(not members or self.terms.least <= len(members) <= most, f"{len(members)} are to train")
                 holds(self.worlds.setdefault(generation, members) == members, f"two worlds are called {generation}")
                 holds(generation == max(self.worlds), f"generation {generation} is proposed after {max(self.worlds)}")
-                most = max(2, self.job.membership.wanted)  # with one who leaves, and stays until another has the state
-                holds(not members or self.terms.least <= len(members) <= most, f"{len(members)} are to train")
                 for name in to:
                     self.send(name, command)
             case c.StartWorld():
@@ -206,7 +207,8 @@ class Worlds:
         self.met.add("master restarted")
         replayed = self.replayed()
         holds(replayed == self.job, "what the journal tells is not what happened")
-        holds(JOB.validate_json(JOB.dump_json(self.job)) == self.job, "the state cannot be written down")
+        if self.kind is Membership:
+            holds(JOB.validate_json(JOB.dump_json(self.job)) == self.job, "the state cannot be written down")
         self.job = replayed
         for w in self.workers.values():
             self.break_stream(w.name)
@@ -521,7 +523,7 @@ class Worlds:
         for w in self.workers.values():
             counts = w.alive and not w.hung and not self.over(w) and w.name in self.job.membership.workers
             # One step may go with a worker that goes: the one in flight.
-            if counts and w.state[0] == newest and (not w.leaving or w.name in before):
+            if counts and w.state[0] == newest and w.name in before:
                 what = f"{start.generation} starts at {start.state}, and {w.name} lives and holds {w.state}"
                 holds(start.state[1] >= w.state[1] - 1, what)
 
