@@ -206,8 +206,8 @@ class TorchrunRun(Run):
     flags: list[str] = field(default_factory=list)
 
     def join(self) -> None:
-        # By default torch 2.13 keeps one store over all restarts: workers that start again may read the addresses of the
-        # dead there and hang, four of them every time here, and an agent that comes later waits for ever.
+        # By default torch 2.13 keeps one store over all restarts: workers that start again may read the addresses of
+        # the dead there and hang (four of them did, three times of three), and an agent that comes later waits in vain.
         env = {PEER_LOG: str(self.log), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         self.spawn([*self.command, *self.flags], env)
 
