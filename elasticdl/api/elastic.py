@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from elasticdl import faults
-from elasticdl.api import audit
+from elasticdl.api import audit, state_files
 from elasticdl.api.saving import Saver
 from elasticdl.api.world import Formation, World
 from elasticdl.collective.control import SharedSession
@@ -176,6 +176,11 @@ class Elastic:
         """Everything that was committed, by name."""
         held = dict(self._model.state())
         return held | {WITNESS: self._witness} if self._terms.audit else held
+
+    def save(self, directory: Path) -> None:
+        """Write the state to a folder that `restore` takes; between two parts, and at once."""
+        generation, step = self._control.state
+        state_files.write(directory, state_files.snapshot(self.state()), step, generation)
 
     # The loop.
 
@@ -445,6 +450,7 @@ class Elastic:
     def _end(self) -> None:
         """The last thing: what was begun is written, what was said gets out."""
         self._saver.finish()
+        self._current = None
         world, self._world = self._world, None
         self._drop_old()
         if world is not None:

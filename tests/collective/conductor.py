@@ -34,7 +34,7 @@ class Worker:
     """A process, its stream, and what it said."""
 
     name: str
-    process: Child
+    process: Child | None  # None: a thread of the test
     log: Path
     outbox: asyncio.Queue[pb.ToReplica | None] | None = None
     hellos: list[pb.Hello] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Conductor(ControlServicer):
     """Runs in a thread of its own; a test calls it from another."""
 
     def __init__(
-        self, nursery: Nursery, folder: Path, spec: JobSpec, datasets: Mapping[str, str] | None = None
+        self, nursery: Nursery | None, folder: Path, spec: JobSpec, datasets: Mapping[str, str] | None = None
     ) -> None:
         self.nursery, self.folder, self.spec = nursery, folder, spec
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,10 +82,19 @@ class Conductor(ControlServicer):
 
     def __exit__(self, *_: object) -> None:
         for worker in self.workers.values():
-            worker.process.kill()
-            worker.process.ended.wait(10)
+            if worker.process is not None:
+                worker.process.kill()
+                worker.process.ended.wait(10)
+        self.stop()
+
+    def stop(self) -> None:
+        """Be gone, as a master that was killed."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
+
+    def expect(self, name: str) -> Worker:
+        """A worker that is a thread of the test."""
+        return self.workers.setdefault(name, Worker(name, None, self.folder / f"{name}.log"))
 
     def spawn(self, index: int, module: str, env: Mapping[str, str] | None = None) -> Worker:
         name = names.replica_name("j", "worker", index)
@@ -94,6 +103,7 @@ class Conductor(ControlServicer):
             names.ENV_REPLICA: name, names.ENV_JOB_FILE: str(self.folder / "job.json"), names.ENV_TOKEN: TOKEN,
             names.ENV_MASTER_ADDR: f"127.0.0.1:{self.port}", **(env or {}),
         }  # fmt: skip
+        assert self.nursery is not None
         process = self.nursery.start(module, log, environment, lambda: self._bury(name))
         with self._changed:
             found = self.workers.setdefault(name, Worker(name, process, log))
@@ -149,7 +159,7 @@ class Conductor(ControlServicer):
             alive = [w for w in self.workers.values() if not w.dead]
         self.tell_all(shutdown=pb.Shutdown(reason="the job is over"))
         self.wait(lambda: all(w.dead for w in alive), "the end of every worker", seconds)
-        return {w.name: w.process.returncode for w in alive}
+        return {w.name: w.process.returncode for w in alive if w.process is not None}
 
     def story(self) -> str:
         return "\n".join(f"--- {w.name}\n{w.log.read_text()[-3000:]}" for w in self.workers.values())

@@ -1,0 +1,145 @@
+"""The elastic loop in one process: parts, accounting, evaluation, what is said of a wrong use."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import elasticdl.api as elasticdl
+from elasticdl.api.elastic import Elastic
+from elasticdl.errors import ElasticDLError, JobFailed, UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def loop(model: torch.nn.Module, records: int = 20, **knobs: object) -> Elastic:
+    job = elasticdl.join(minibatch_size=8, virtual_workers=4, **knobs)
+    return job.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1), records=records)
+
+
+def test_parts_are_the_records_of_every_epoch_once_and_steps_are_whole() -> None:
+    model = torch.nn.Linear(1, 1)
+    elastic = loop(model, num_epochs=2, audit=True)
+    seen: list[list[int]] = [[], []]
+    commits = 0
+    for part in elastic.parts():
+        seen[part.epoch] += part.records.tolist()
+        loss = model(torch.ones(len(part), 1)).mean()
+        loss.backward()
+        commits += elastic.step(loss)
+    assert sorted(seen[0]) == sorted(seen[1]) == list(range(20)) and seen[0] != seen[1]
+    assert commits == elastic.committed_steps == 6 and elastic.records_trained == 40 and elastic.finished
+    assert torch.equal(elastic.state()["audit/witness"], torch.full((20,), 2.0))
+
+
+def test_the_step_is_the_step_of_plain_torch_on_the_whole_batch() -> None:
+    torch.manual_seed(0)
+    model, data = torch.nn.Linear(3, 1), torch.randn(20, 3)
+    plain = torch.nn.Linear(3, 1)
+    plain.load_state_dict(model.state_dict())
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    batch: list[int] = []
+    elastic = loop(model)
+    for part in elastic.parts():
+        batch += part.records.tolist()
+        loss = model(data[part.records]).square().mean()
+        loss.backward()
+        if elastic.step(loss):
+            optimizer.zero_grad()
+            plain(data[batch]).square().mean().backward()
+            optimizer.step()
+            batch.clear()
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_part_that_is_not_answered_for_is_an_error() -> None:
+    elastic = loop(torch.nn.Linear(1, 1))
+    with pytest.raises(ElasticDLError, match=r"elastic.step\(loss\) was not called"):
+        for _ in elastic.parts():
+            pass
+    with pytest.raises(ElasticDLError, match="there is none"):
+        elastic.step(0.0)
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_a_step_whose_gradients_are_not_finite_fails_or_moves_nothing(policy: str) -> None:
+    model = torch.nn.Linear(1, 1)
+    elastic = loop(model, num_epochs=1, nonfinite_gradients=policy)
+    before = model.weight.detach().clone()
+
+    def train() -> None:
+        for part in elastic.parts():
+            bad = math.nan if part.step == 0 and part.virtual == 2 else 0.0
+            loss = (model(torch.ones(len(part), 1)) * bad).mean()
+            loss.backward()
+            elastic.step(loss)
+
+    if policy == "fail":
+        with pytest.raises(JobFailed, match="not finite: the loss of step 0"):
+            train()
+    else:
+        train()
+        assert elastic.committed_steps == 3 and elastic.skipped_steps == 1
+    assert torch.equal(model.weight, before)
+
+
+def test_evaluation_is_the_mean_over_all_validation_records_at_the_steps_asked_for() -> None:
+    model = torch.nn.Linear(1, 1)
+    job = elasticdl.join(minibatch_size=8, virtual_workers=4, evaluation_steps=2)
+    found: dict[int, dict[str, float]] = {}
+    elastic = job.elastic(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), records=20,
+        evaluate=lambda numbers: {"mean": float(np.mean(numbers))}, validation_records=1001,
+        evaluated=lambda step, metrics: found.update({step: dict(metrics)}),
+    )  # fmt: skip
+    for part in elastic.parts():
+        loss = model(torch.ones(len(part), 1)).mean()
+        loss.backward()
+        elastic.step(loss)
+    assert found == {2: {"mean": 500.0}, 3: {"mean": 500.0}}
+
+
+def test_a_run_goes_on_from_a_checkpoint_and_ends_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    def train(model: torch.nn.Module, stop_at: int | None, restore: Path | None = None) -> dict[str, torch.Tensor]:
+        job = elasticdl.join(minibatch_size=8, virtual_workers=4, num_epochs=2)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        elastic = job.elastic(model, optimizer, records=20, restore=restore)
+        for part in elastic.parts():
+            loss = model(torch.ones(len(part), 1) * torch.as_tensor(part.records)[:, None]).square().mean()
+            loss.backward()
+            if elastic.step(loss) and elastic.committed_steps == stop_at:
+                elastic.save(tmp_path / "checkpoint")
+                break
+        return {name: t.clone() for name, t in elastic.state().items()}
+
+    torch.manual_seed(0)
+    first, again = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    again.load_state_dict(first.state_dict())
+    whole = train(first, None)
+    train(again, 4)
+    resumed = train(torch.nn.Linear(1, 1), None, tmp_path / "checkpoint")
+    assert whole.keys() == resumed.keys() and all(torch.equal(whole[n], resumed[n]) for n in whole)
+
+
+def test_without_a_data_set_the_number_of_records_must_be_said() -> None:
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(UsageError, match="how many records there are"):
+        elasticdl.join().elastic(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_the_example_of_the_zoo_runs_alone() -> None:
+    run = subprocess.run(
+        [sys.executable, "model_zoo/own_loop/rings.py"], cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    *_, last, counted = run.stdout.splitlines()
+    assert float(last.split()[-1].rstrip("}")) > 0.97
+    assert counted == "375 steps, 24000 records"

@@ -1,0 +1,165 @@
+"""The control thread of an all-reduce worker: pulses, interruptions, and an end when the master stays away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from elasticdl.collective.control import Alone, WorldControl
+from elasticdl.collective.session import Todo, WorldSession
+from elasticdl.errors import CalledOff, Unreachable
+from elasticdl.job.spec import JobSpec
+from elasticdl.wire import control_pb2 as pb
+from tests.collective.conductor import TOKEN, Conductor, Worker
+
+ME = "elasticdl-j-worker-0"
+GRACE_SECONDS = 1.0
+
+
+class Told:
+    """An interruption that can be waited for."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self._came = threading.Event()
+
+    def __call__(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self._came.set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._came.wait(seconds)
+
+
+@pytest.fixture
+def conductor(tmp_path: Path):
+    with Conductor(None, tmp_path, JobSpec()) as it:
+        yield it
+
+
+@pytest.fixture
+def worker(conductor: Conductor) -> Worker:
+    return conductor.expect(ME)
+
+
+@pytest.fixture
+def control(conductor: Conductor, worker: Worker):
+    it = WorldControl(WorldSession(ME, "one", GRACE_SECONDS), f"127.0.0.1:{conductor.port}", TOKEN)
+    it.start()
+    yield it
+    it.close()
+
+
+def enter(control: WorldControl) -> None:
+    """Into the world that the conductor makes."""
+    control.wait(idle=False)
+    assert control.todo(idle=False) is Todo.CONFIRM
+    control.confirm()
+    control.wait(idle=False)
+    assert control.todo(idle=False) is Todo.BUILD
+    control.enter()
+    control.form(0.0, 0.0, 0)
+
+
+def test_a_worker_finds_its_way_into_a_world(control: WorldControl, conductor: Conductor, worker: Worker) -> None:
+    enter(control)
+    assert control.todo(idle=False) is Todo.TRAIN
+    conductor.wait(lambda: worker.kinds("formed"), "the word that the world stands")
+
+
+def test_pulses_tell_what_the_training_thread_does(control: WorldControl, conductor: Conductor, worker: Worker) -> None:
+    enter(control)
+    control.doing("compute")
+    control.commit(0.25, 0.1, stop=False)
+
+    def computing() -> bool:
+        pulse = worker.pulse
+        return pulse is not None and pulse.phase == "compute" and pulse.seconds > 0.3 and pulse.step == 1
+
+    conductor.wait(computing, "a pulse of 0.3 s of computing", 10)
+    control.doing("exchange")
+    assert control.seconds["compute"] > 0.3
+
+
+def test_an_urgent_proposal_interrupts_at_once(control: WorldControl, conductor: Conductor) -> None:
+    enter(control)
+    conductor.automatic = False
+    told = Told()
+    with control.interruptible(told):
+        conductor.propose(ME, urgent=False)
+        conductor.wait(lambda: conductor.generation == 2, "the proposal")
+        assert not told.wait(0.2), "another proposal waits for the end of the step"
+        began = time.monotonic()
+        conductor.propose(ME, urgent=True, reason="somebody died")
+        assert told.wait(5)
+    assert told.reasons[0] == "somebody died" and time.monotonic() - began < 1.0
+    with pytest.raises(CalledOff, match="somebody died"):
+        control.check()
+    later = Told()
+    with control.interruptible(later):
+        assert later.reasons == ["somebody died"], "what is begun in vain is interrupted, too"
+
+
+def test_a_shutdown_interrupts_and_ends(control: WorldControl, conductor: Conductor) -> None:
+    enter(control)
+    told = Told()
+    with control.interruptible(told):
+        conductor.tell(ME, shutdown=pb.Shutdown(reason="the job is over"))
+        assert told.wait(5)
+    assert control.todo(idle=False) is Todo.END and control.shutdown == "the job is over"
+
+
+def test_what_others_store_reaches_the_group_that_is_built(
+    control: WorldControl, conductor: Conductor, worker: Worker
+) -> None:
+    enter(control)
+    got: dict[str, bytes] = {}
+    conductor.tell(ME, stored=pb.Stored(generation=1, key="early", value=b"1"))
+    conductor.tell(ME, save=pb.Save(cut=1, directory="d"))
+    control.wait(idle=True)  # the save shows that what was said before it is here
+    with control.delivering(1, lambda key, value: got.update({key: value})):
+        assert got == {"early": b"1"}
+        conductor.tell(ME, stored=pb.Stored(generation=1, key="late", value=b"2"))
+        conductor.tell(ME, export=pb.Export(directory="e"))
+        conductor.wait(lambda: control.export is not None and "late" in got, "the key", 10)
+
+
+def test_without_a_master_a_worker_goes_on_for_its_grace_and_then_stops(
+    control: WorldControl, conductor: Conductor, worker: Worker
+) -> None:
+    enter(control)
+    conductor.wait(lambda: worker.pulse is not None, "a pulse")
+    told = Told()
+    with control.interruptible(told):
+        conductor.stop()
+        began = time.monotonic()
+        assert control.todo(idle=False) is Todo.TRAIN
+        control.may_commit()
+        assert told.wait(10)
+    assert GRACE_SECONDS * 0.9 < time.monotonic() - began < GRACE_SECONDS + 1.5
+    with pytest.raises(Unreachable, match="no word from the master for 1 s"):
+        control.may_commit()
+    with pytest.raises(Unreachable):
+        control.todo(idle=False)
+
+
+def test_told_to_go_the_worker_says_so(control: WorldControl, conductor: Conductor, worker: Worker) -> None:
+    enter(control)
+    conductor.automatic = False
+    control.leave()
+    conductor.wait(lambda: worker.kinds("leaving"), "the word that it leaves")
+
+
+def test_alone_a_worker_is_its_own_world_until_every_step_is_done() -> None:
+    alone = Alone(WorldSession("alone", "one", GRACE_SECONDS))
+    assert alone.todo(idle=False) is Todo.CONFIRM
+    alone.confirm()
+    assert alone.todo(idle=False) is Todo.BUILD
+    alone.enter()
+    alone.form(0.0, 0.0, 0)
+    assert alone.todo(idle=False) is Todo.TRAIN
+    alone.wait(idle=True)
+    assert alone.todo(idle=True) is Todo.END
