@@ -254,7 +254,7 @@ class AllreduceJob:
         for command in list(out):
             if isinstance(command, StopReplica) and command.grace_seconds == 0.0:
                 out += self._lost(command.name, now) + self._forget(command.name)
-                out += self.membership.exclude(command.name, now)
+                out += self._save_before_all_leave(command.name) + self.membership.exclude(command.name, now)
         return out
 
     def _joined(self, event: ReplicaJoined, now: float) -> list[Command]:
@@ -276,7 +276,8 @@ class AllreduceJob:
             event = replace(event, cause=PREEMPTED)  # it was asked to go, and went in good order
         out: list[Command] = [] if w is not None and w.leaving else self._lost(event.name, now)
         out += self.replicas.handle(event, now)
-        return out + self._forget(event.name) + self.membership.gone(event.name, now)
+        out += self._forget(event.name) + self._save_before_all_leave(event.name)
+        return out + self.membership.gone(event.name, now)
 
     def _forget(self, name: str) -> list[Command]:
         """Whatever it was asked to do, it will not."""
@@ -304,19 +305,26 @@ class AllreduceJob:
         out = self._lost(name, now)
         self.replicas.replace(name, PREEMPTED, reason, now, out)
         out = [replace(c, grace_seconds=grace_seconds) if isinstance(c, StopReplica) else c for c in out]
-        out += self._forget(name) + self.membership.exclude(name, now)
+        out += self._forget(name) + self._save_before_all_leave(name) + self.membership.exclude(name, now)
         return out + self.replicas.handle(TimePassed(), now)
 
     def _leaving(self, name: str, now: float) -> list[Command]:
         if name not in self.membership.workers:
             return []  # it is being put down anyway
-        out: list[Command] = [Announce(f"{name} is told to go: it leaves at the end of a step")]
-        m = self.membership
-        staying = [n for n, w in m.workers.items() if not w.leaving and n != name]
-        if name in m.members and not staying and m.holder() and not self.saves:
-            # The last ones: what they hold would be gone with them.
-            out += self._save(NEXT, False)
-        return out + m.leave(name, now)
+        m, w = self.membership, self.membership.workers[name]
+        if w.leaving:
+            return []
+        m.workers[name] = m.workers.pop(name)  # told last
+        told: list[Command] = [Announce(f"{name} is told to go: it leaves at the end of a step")]
+        out = m.leave(name, now)
+        return told + self._save_before_all_leave() + out  # asked before it hears that it may go
+
+    def _save_before_all_leave(self, lost: str = "") -> list[Command]:
+        """What leavers hold would be gone with them."""
+        leavers = self.membership.only_leavers(but=lost)
+        if not leavers or not self.step or self._saving_now:
+            return []
+        return self._save(NEXT, False, leavers[-1])
 
     def _trains(self, now: float) -> list[Command]:
         for r in self.recoveries:
@@ -351,8 +359,12 @@ class AllreduceJob:
 
     # Saving.
 
-    def _save(self, at: int, lasting: bool) -> list[Command]:
-        worker = self.membership.holder()
+    @property
+    def _saving_now(self) -> bool:
+        return any(s.at == NEXT for s in self.saves)
+
+    def _save(self, at: int, lasting: bool, worker: str = "") -> list[Command]:
+        worker = worker or self.membership.holder()
         self.cuts += 1
         self.saves.append(Save(self.cuts, worker, at, lasting))
         return [SaveState(worker, self.cuts, at)]
@@ -409,7 +421,7 @@ class AllreduceJob:
         step = checkpoint.position.version
         self.checkpoint, self.membership.checkpoint = directory, (directory, step)
         out.append(Announce(f"the checkpoint of step {step} is in {directory}"))
-        if self.stopping:
+        if self.stopping and not self._saving_now and not self.written:
             return [*out, FinishJob(STOPPED, f"{self.stopping}; the checkpoint holds step {step}")]
         return out + self._publish(now)
 
@@ -446,7 +458,7 @@ class AllreduceJob:
     # What follows.
 
     def _follow(self, now: float) -> list[Command]:
-        if self.stopping and not self.saves and self.checkpoints.writing is None and not self.written:
+        if self.stopping and not self._saving_now and self.checkpoints.writing is None and not self.written:
             return self._stop_again(now)
         if not (self.trained_out and self.evaluated_out):
             return self._due(now)

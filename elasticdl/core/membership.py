@@ -233,6 +233,11 @@ class Membership:
                 return name
         return ""
 
+    def only_leavers(self, but: str = "") -> list[str]:
+        """Who holds the state and is in touch, if all of them are about to leave; the one told last comes last."""
+        found = [n for n, w in self.workers.items() if n in self.holders and w.in_touch and n != but]
+        return found if all(self.workers[n].leaving for n in found) else []
+
     def _available(self, name: str, now: float) -> bool:
         w = self.workers.get(name)
         return w is not None and not w.refused and (w.in_touch or now < w.patience)
