@@ -66,10 +66,15 @@ class StepPlan:
         return start, min(start + self.batch, self.records)
 
     def part(self, step: int, virtual: int) -> Part:
-        """The share of a virtual worker: as even as whole records allow; empty where there are too few."""
+        """The share of a virtual worker: as even as whole records allow.
+
+        In a short step some are empty, so that none is smaller than usual: batch normalization over one record fails,
+        and over a few is worth little.
+        """
         start, stop = self.span(step)
-        size = stop - start
-        first, last = size * virtual // self.virtual, size * (virtual + 1) // self.virtual
+        size, usual = stop - start, max(1, self.batch // self.virtual)
+        busy = min(self.virtual, max(1, size // usual))
+        first, last = (size * (v * busy // self.virtual) // busy for v in (virtual, virtual + 1))
         return Part(step, virtual, self.epoch_of(step), start + first, start + last)
 
     def records_before(self, step: int) -> int:

@@ -42,8 +42,11 @@ def test_a_step_is_shared_as_evenly_as_whole_records_allow_and_in_order(plan: St
     for step in range(plan.total_steps):
         start, stop = plan.span(step)
         assert positions(plan, step) == list(range(start, stop)), "parts follow each other without a gap"
-        sizes = [plan.part(step, v).records for v in range(plan.virtual)]
+        sizes = [n for v in range(plan.virtual) if (n := plan.part(step, v).records)]
         assert max(sizes) - min(sizes) <= 1
+        assert min(sizes) >= min(stop - start, max(1, plan.batch // plan.virtual)), "no part is smaller than usual"
+        if stop - start >= plan.virtual and stop - start == plan.batch:
+            assert len(sizes) == plan.virtual
         assert {plan.part(step, v).epoch for v in range(plan.virtual)} == {plan.epoch_of(step)}
 
 
@@ -69,6 +72,14 @@ def test_with_more_virtual_workers_than_records_some_parts_are_empty_and_nothing
     plan = StepPlan(records=10, batch=4, virtual=16, epochs=1)
     sizes = [plan.part(2, v).records for v in range(16)]
     assert sum(sizes) == 2 and set(sizes) == {0, 1}
+
+
+def test_a_short_step_leaves_virtual_workers_out_rather_than_giving_each_a_single_record() -> None:
+    plan = StepPlan(records=37, batch=32, virtual=8, epochs=1)
+    assert [plan.part(0, v).records for v in range(8)] == [4] * 8
+    assert [plan.part(1, v).records for v in range(8)] == [0, 0, 0, 0, 0, 0, 0, 5]
+    wider = StepPlan(records=32 + 13, batch=32, virtual=8, epochs=1)
+    assert [wider.part(1, v).records for v in range(8)] == [0, 0, 4, 0, 0, 4, 0, 5], "spread over the workers alive"
 
 
 def test_max_step_ends_the_plan_in_the_middle_of_an_epoch() -> None:
