@@ -60,7 +60,7 @@ $(VENV)/.dev: $(VENV)/bin/python $(SOURCES)
 $(VENV)-%/.ready: $(SOURCES)
 	@echo "Setting up $(VENV)-$* (a minute or two)"
 	$(PYTHON) -m venv $(VENV)-$*
-	$(VENV)-$*/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$*]' pytest pytest-timeout hypothesis scikit-learn psutil
+	$(VENV)-$*/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$*]' torch pytest pytest-timeout hypothesis scikit-learn psutil
 	@touch $@
 
 clean:

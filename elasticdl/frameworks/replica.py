@@ -103,8 +103,9 @@ def load_replica(
         path = source.path if isinstance(source, ModelFile) else source.model_def
         remedy = "Install it: `pip install torch`; Keras may run on another backend."
         raise ModelError(path, "all-reduce exchanges gradients with torch, which is not installed", remedy)
-    from elasticdl.frameworks import determinism
+    from elasticdl.frameworks import determinism, memory
 
+    memory.keep_freed_memory()
     code = source if isinstance(source, ModelFile) else ModelFile(source)
     if deterministic:
         determinism.use_deterministic_algorithms()

@@ -20,9 +20,11 @@ class TensorflowReplica(ArrayReplica):
 
     def __init__(self, model: Any, code: ModelFile) -> None:
         super().__init__(model, code)
-        self._graph_part = tf.function(self._compute, autograph=False, reduce_retracing=True)
-        self._graph_step = tf.function(self._update, autograph=False, reduce_retracing=True)
-        self._graph_predict = tf.function(self._predictions, autograph=False, reduce_retracing=True)
+        # One graph per shape: a graph for any shape, made when a second one is seen, has other bits, and which of the
+        # two serves a batch would depend on what this process computed before.
+        self._graph_part = tf.function(self._compute, autograph=False, reduce_retracing=False)
+        self._graph_step = tf.function(self._update, autograph=False, reduce_retracing=False)
+        self._graph_predict = tf.function(self._predictions, autograph=False, reduce_retracing=False)
 
     def part(self, features: Arrays, labels: Arrays, seed: int) -> tuple[float, torch.Tensor]:
         self._set_random_state(seed)

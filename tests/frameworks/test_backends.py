@@ -20,7 +20,8 @@ def test_the_contract_holds_on(backend: str) -> None:
     if importlib.util.find_spec(backend) is None:
         assert os.environ.get("KERAS_BACKEND") != backend, f"{backend} is asked for but not installed"
         pytest.skip(f"{backend} is not installed; `pip install elasticdl[{backend}]` brings it")
-    suite = [f"tests/frameworks/test_{name}.py" for name in ("contract", "export", "model_file", "moving", "ragged")]
+    names = ("contract", "export", "model_file", "moving", "ragged", "replica", "replica_keras")
+    suite = [f"tests/frameworks/test_{name}.py" for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not backend", *suite, "tests/zoo/test_models.py"]
     done = subprocess.run(
         command, cwd=REPOSITORY, env=os.environ | {"KERAS_BACKEND": backend}, capture_output=True, text=True
