@@ -22,7 +22,7 @@ AHEAD = 4  # rounds of pieces on the way at once
 _LINE_FLOATS = 16  # slices start at a cache line
 
 # Tags of messages between two ranks. Those of rounds follow.
-_HEADER, _LENGTH, _BYTES = 0, 1, 2
+_HEADER, _LENGTH, _BYTES, _RECEIPT = 0, 1, 2, 3
 _FIRST_ROUND_TAG, _TAGS_PER_ROUND = 1024, 64
 _MOST_GATHERED_BYTES = 1 << 30
 
@@ -93,6 +93,7 @@ class _Exchange:
 
     def carry_out(self, link: Link) -> bool:
         total = self.group.buffer("total", self.size)
+        receipts = _Receipts(link, self.peers)
         headers = _Headers(self, link)
         if self.size not in self.group.sizes_agreed:
             headers.wait()  # pieces of unequal sizes would be Gloo's end
@@ -110,8 +111,9 @@ class _Exchange:
             if turn + AHEAD < self.rounds:
                 coming.append(self._start(link, turn + AHEAD, total, back, going))
             going += self._hand_out(link, turn, total)
-        for passage in (*back, *going):  # who waits for a message hears of a lost peer at once, who sends one may not
+        for passage in back:
             passage.wait()
+        receipts.settle(going)
         return headers.wait()
 
     def _start(
@@ -166,6 +168,24 @@ def _add(left: Value, right: Value) -> Value:
     place = left[0] if left[1] else right[0]
     assert left[1] or right[1]
     return torch.add(left[0], right[0], out=place), True
+
+
+class _Receipts:
+    """Everybody's word that it has all it needs.
+
+    Gloo tells who waits for a message at once that the other side is gone, but not who waits for one to leave.
+    """
+
+    def __init__(self, link: Link, peers: list[int]) -> None:
+        self._link, self._peers = link, peers
+        self._coming = [link.receive(torch.empty(1, dtype=torch.uint8), peer, _RECEIPT) for peer in peers]
+
+    def settle(self, going: list[Passage]) -> None:
+        """This rank has all it needs; wait until what it has sent has arrived."""
+        word = torch.zeros(1, dtype=torch.uint8)
+        said = [self._link.send(word, peer, _RECEIPT) for peer in self._peers]
+        for passage in (*self._coming, *going, *said):
+            passage.wait()
 
 
 class _Headers:
@@ -225,6 +245,7 @@ def gather_bytes(group: Group, mine: bytes) -> list[bytes]:
     peers = [(group.rank + i) % group.size for i in range(1, group.size)]
 
     def carry_out(link: Link) -> list[bytes]:
+        receipts = _Receipts(link, peers)
         length = torch.tensor([len(mine)], dtype=torch.int64)
         passages = [link.send(length, peer, _LENGTH) for peer in peers]
         lengths = [link.receive(torch.empty(1, dtype=torch.int64), peer, _LENGTH) for peer in peers]
@@ -242,8 +263,7 @@ def gather_bytes(group: Group, mine: bytes) -> list[bytes]:
                 coming[peer] = link.receive(torch.empty(count, dtype=torch.uint8), peer, _BYTES)
         for peer, passage in coming.items():
             found[peer] = passage.wait().numpy().tobytes()
-        for passage in passages:
-            passage.wait()
+        receipts.settle(passages)
         return [found[rank] for rank in range(group.size)]
 
     return group.run(carry_out)
