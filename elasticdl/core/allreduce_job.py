@@ -98,12 +98,14 @@ class AllreduceJob:
     saves: list[Save] = field(default_factory=list)
     written: list[tuple[Save, int, str]] = field(default_factory=list)  # on disk and not yet published: step, part
     cuts: int = 0
+    unsaved: int = 0  # the newest step whose lasting checkpoint could not be written
     checkpoint: str = ""  # the newest on disk
     exporter: str = ""  # who was asked to write the model
     exported: str = ""
     audited: str = ""
     concluded: bool = False  # the export and the audit are done
     stopping: str = ""
+    last_cut: int = 0  # the one that a stop waits for
     outcome: str = ""
     reason: str = ""
     recoveries: list[Recovery] = field(default_factory=list)
@@ -376,10 +378,9 @@ class AllreduceJob:
             return []
         out: list[Command] = []
         if c.schedule.steps and not any(s.lasting for s in self.saves):
-            done = max([k.position.version for k in c.known if k.lasting] + [w[1] for w in self.written], default=0)
-            at = (max(done, self.step - 1) // c.schedule.steps + 1) * c.schedule.steps
-            if c.writing is not None and c.writing.lasting:
-                at = max(at, c.writing.position.version + c.schedule.steps)
+            done = [k.position.version for k in c.known if k.lasting] + [w[1] for w in self.written]
+            done += [c.writing.position.version] if c.writing is not None and c.writing.lasting else []
+            at = (max([*done, self.unsaved, self.step - 1]) // c.schedule.steps + 1) * c.schedule.steps
             if at <= self.terms.plan.total_steps:
                 out += self._save(at, True)
         if self._may_save and c.next_time is not None and now >= c.next_time:
@@ -396,6 +397,7 @@ class AllreduceJob:
             if self.stopping:
                 return [FinishJob(FAILED, f"the checkpoint could not be written: {worker}: {error}")]
             self.checkpoints.started(now)
+            self.unsaved = max(self.unsaved, save.at)  # not tried again at each step: the next one that is due
             return [SettleSave(cut, "", worker), told]
         step = int(json.loads(part)["step"])
         self.written.append((save, step, part))
@@ -415,13 +417,16 @@ class AllreduceJob:
             return []
         if error:
             out = self.checkpoints.give_up()
+            self.unsaved = max(self.unsaved, writing.position.version if writing.lasting else 0)
+            if self.stopping:
+                return [*out, FinishJob(FAILED, f"the checkpoint could not be published: {error}")]
             out.append(Announce(f"the checkpoint could not be published ({error}); training goes on"))
             return out + self._publish(now)
         checkpoint, out = self.checkpoints.published(directory)
         step = checkpoint.position.version
         self.checkpoint, self.membership.checkpoint = directory, (directory, step)
         out.append(Announce(f"the checkpoint of step {step} is in {directory}"))
-        if self.stopping and not self._saving_now and not self.written:
+        if self.stopping and cut == self.last_cut:
             return [*out, FinishJob(STOPPED, f"{self.stopping}; the checkpoint holds step {step}")]
         return out + self._publish(now)
 
@@ -440,12 +445,11 @@ class AllreduceJob:
         if self.stopping:
             return []
         self.stopping = reason
-        if self.membership.holder() and self.step:
-            return [Announce(f"stopping: {reason}; the state is saved first"), *self._save(NEXT, True)]
-        newest = self.checkpoints.newest
-        if not newest.directory:
+        if self.step and self.membership.holders:
+            return [Announce(f"stopping: {reason}; the state is saved first")]
+        if not self.step and not self.checkpoints.newest.directory:
             return [FinishJob(STOPPED, f"{reason}; nothing was trained yet")]
-        return [FinishJob(STOPPED, f"{reason}; the checkpoint holds step {newest.position.version}")]
+        return []
 
     def _scale(self, role: str, count: int, now: float) -> list[Command]:
         refused = self.refused(role, count)
@@ -458,8 +462,11 @@ class AllreduceJob:
     # What follows.
 
     def _follow(self, now: float) -> list[Command]:
-        if self.stopping and not self._saving_now and self.checkpoints.writing is None and not self.written:
-            return self._stop_again(now)
+        if self.stopping:
+            writing = self.checkpoints.writing
+            open_cuts = [s.cut for s in self.saves] + [s.cut for s, _, _ in self.written]
+            open_cuts += [writing.cut] if writing is not None else []
+            return [] if self.last_cut in open_cuts else self._stop_again(now)
         if not (self.trained_out and self.evaluated_out):
             return self._due(now)
         if not self.concluded and (self.terms.export or self.terms.audit):
@@ -476,11 +483,12 @@ class AllreduceJob:
         return [*self.checkpoints.give_up(), *superfluous, done]
 
     def _stop_again(self, now: float) -> list[Command]:
-        """Whoever was to save the state is gone: somebody else, or the newest checkpoint."""
-        if self.membership.holder():
-            return self._save(NEXT, True)
-        if self.membership.workers:
-            return []  # a world is being formed
+        """The state is to be saved, or who was to do it is gone: somebody else, or the newest checkpoint."""
+        if self.step and (keeper := self.membership.keeper()):
+            self.last_cut = self.cuts + 1
+            return self._save(NEXT, True, keeper)
+        if self.step and self.membership.holders:
+            return []  # out of touch, for the moment
         newest = self.checkpoints.newest
         held = f"the checkpoint holds step {newest.position.version}" if newest.directory else "nothing is saved"
         return [FinishJob(STOPPED, f"{self.stopping}; {held}")]

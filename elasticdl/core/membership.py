@@ -233,6 +233,10 @@ class Membership:
                 return name
         return ""
 
+    def keeper(self) -> str:
+        """The same where no world need run."""
+        return self.holder() or next((n for n, w in self.workers.items() if n in self.holders and w.in_touch), "")
+
     def only_leavers(self, but: str = "") -> list[str]:
         """Who holds the state and is in touch, if all of them are about to leave; the one told last comes last."""
         found = [n for n, w in self.workers.items() if n in self.holders and w.in_touch and n != but]
