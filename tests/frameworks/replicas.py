@@ -73,5 +73,5 @@ if __name__ == "__main__":
         form, optimizer = file.stem.split(".")
         going_on = make(form, optimizer=optimizer)
         going_on.load(load_file(file))
-        train(going_on, 5, 25, order=(1, 0))
+        train(going_on, 5, 25, order=(0,))
         print(file.stem, digest(going_on.state()))

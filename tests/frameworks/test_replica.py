@@ -90,12 +90,12 @@ def test_a_state_goes_on_in_another_process_with_the_same_bits(tmp_path: Path) -
     for form in FORMS:
         for optimizer in [*OPTIMIZERS, *ONLY[form]]:
             replica = make(form, optimizer=optimizer)
-            train(replica, 0, 5, order=(0, 1))
+            train(replica, 0, 5, order=(0,))
             state = replica.state()
             assert any(name.startswith("optimizer/") for name in state)
             name = f"{form}.{optimizer}"
             save_file({n: t.contiguous().clone() for n, t in state.items()}, tmp_path / f"{name}.safetensors")
-            train(replica, 5, 25, order=(0, 1))
+            train(replica, 5, 25, order=(0,))
             expected[name] = digest(replica.state())
     files = [str(tmp_path / f"{name}.safetensors") for name in expected]
     command = [sys.executable, "-m", "tests.frameworks.replicas", *files]
