@@ -67,6 +67,7 @@ class WorldSession:
     _said: dict[str, bytes] = field(default_factory=dict)  # what this worker put into the store of the newest world
     _old_master: bool = False  # the stream leads to a master that has a successor
     _broken: pb.Broken | None = None  # of the generation left last, if it broke by itself
+    _urgent: str = ""  # why the present world is to be left at once
 
     # What is heard.
 
@@ -133,9 +134,11 @@ class WorldSession:
         if self._old_master:
             return []
         self.master_epoch = epoch
-        # What others need to build their groups may have been said into a stream that was breaking.
-        if self.world is None or self.formed:
+        # What a breaking stream may have swallowed: what others need to build their groups, or that this one stands.
+        if self.world is None:
             return []
+        if self.formed:
+            return [pb.FromReplica(formed=pb.Formed(generation=self.world.generation))]
         return [self._stored(self.world.generation, key, value) for key, value in self._said.items()]
 
     def _proposed(self, proposal: pb.Proposal) -> None:
@@ -143,6 +146,9 @@ class WorldSession:
             return
         self._hear_of(proposal.generation)
         self.proposal, self.answered = proposal, False
+        if proposal.urgent and self.world is not None and proposal.generation > self.world.generation:
+            # It stays so, whatever is proposed next: others have left this world, and no step of it will end.
+            self._urgent = proposal.reason or f"world {proposal.generation} comes"
 
     def _started(self, start: pb.Start) -> list[pb.FromReplica]:
         if start.generation < self.newest or self.replica not in start.members:
@@ -185,9 +191,7 @@ class WorldSession:
         """Why not even the step in flight is to be finished; empty when it is."""
         if self.shutdown:
             return self.shutdown
-        if self._newer is not None and self._newer.urgent:
-            return self._newer.reason or f"world {self._newer.generation} comes"
-        return ""
+        return self._urgent
 
     def todo(self, idle: bool = False) -> Todo:
         """Between two parts of a step, where the model is what was committed last. `idle`: every step is done."""
@@ -267,7 +271,7 @@ class WorldSession:
     def leave_world(self, error: str = "", suspects: Sequence[str] = (), unreadable: str = "") -> list[pb.FromReplica]:
         """Give the present world up for good; with an error, because it broke by itself."""
         assert self.world is not None
-        self.left, self.world = self.world.generation, None
+        self.left, self.world, self._urgent = self.world.generation, None, ""
         self.formed = self.stopping = False
         self._broken = None
         if not error:

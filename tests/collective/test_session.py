@@ -268,7 +268,7 @@ def test_while_a_group_is_built_what_this_worker_stored_is_said_again_on_a_new_s
     welcome = pb.ToReplica(welcome=pb.Welcome(master_epoch=1))
     assert it.receive(welcome) == [said]
     it.form(0.0, 0.0, 0)
-    assert it.receive(welcome) == []
+    assert it.receive(welcome) == [pb.FromReplica(formed=pb.Formed(generation=3))], "what the master may not have heard"
 
 
 def test_nothing_is_stored_for_a_world_that_was_given_up() -> None:
@@ -348,3 +348,12 @@ def test_a_pulse_says_what_the_training_thread_does_and_for_how_long() -> None:
     pulse = it.pulse(12.5).pulse
     assert (pulse.generation, pulse.step, pulse.phase, pulse.seconds) == (1, 3, "compute", 2.5)
     assert pulse.has_loss and pulse.loss == 0.5 and pulse.step_seconds == 0.2
+
+
+def test_a_world_that_was_called_off_stays_so_whatever_is_proposed_next() -> None:
+    it = training(3)
+    it.receive(proposal(4, urgent=True))
+    it.receive(proposal(5))
+    assert it.called_off and it.todo() is Todo.LEAVE
+    it.leave_world()
+    assert not it.called_off and it.todo() is Todo.CONFIRM
