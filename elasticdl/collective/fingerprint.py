@@ -7,10 +7,12 @@ import sys
 
 import torch
 
+from elasticdl import __version__
+
 
 def fingerprint(device: torch.device) -> str:
     """Libraries, instructions or GPU, and threads, as people read them."""
-    parts = [f"torch {torch.__version__}"]
+    parts = [f"elasticdl {__version__}", f"torch {torch.__version__}"]
     for name in ("keras", "jax", "tensorflow"):
         module = sys.modules.get(name)
         if module is not None:
