@@ -267,6 +267,8 @@ class Elastic:
 
     def _form(self) -> None:
         start = self._control.enter()
+        if start is None:
+            return
         try:
             self._world = self._formation.form(start)
         except CalledOff as reason:

@@ -103,7 +103,7 @@ class SharedSession:
     def confirm(self) -> None:
         self._tell(lambda s: s.confirm())
 
-    def enter(self) -> pb.Start:
+    def enter(self) -> pb.Start | None:
         with self._changed:
             return self._session.enter()
 

@@ -237,9 +237,11 @@ class WorldSession:
         confirmed = pb.Confirmed(generation=self.confirmed, state=_name(self.state))
         return [pb.FromReplica(confirmed=confirmed)]
 
-    def enter(self) -> pb.Start:
-        """Begin to build the world that was started."""
-        assert self.world is None and self.start is not None
+    def enter(self) -> pb.Start | None:
+        """Begin to build the world that was started, unless another one was proposed since `todo` was asked."""
+        assert self.world is None
+        if self.start is None:
+            return None
         self.world, self.start = self.start, None
         self.formed = self.stopping = False
         self._said.clear()

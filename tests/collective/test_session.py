@@ -357,3 +357,13 @@ def test_a_world_that_was_called_off_stays_so_whatever_is_proposed_next() -> Non
     assert it.called_off and it.todo() is Todo.LEAVE
     it.leave_world()
     assert not it.called_off and it.todo() is Todo.CONFIRM
+
+
+def test_a_world_is_not_entered_when_another_is_proposed_in_the_last_moment() -> None:
+    it = session()
+    it.receive(proposal(1))
+    it.confirm()
+    it.receive(start(1))
+    assert it.todo() is Todo.BUILD
+    it.receive(proposal(2))
+    assert it.enter() is None and it.generation == 0 and it.todo() is Todo.CONFIRM
