@@ -262,10 +262,9 @@ class AllreduceJob:
     def _joined(self, event: ReplicaJoined, now: float) -> list[Command]:
         if not self.replicas.admits(event.name, event.incarnation):
             return []
-        out = self.replicas.handle(event, now)
-        out += self.membership.joined(
-            event.name, event.incarnation, event.generation, event.fingerprint, event.capacity == 0, now
-        )
+        out, leaving = self.replicas.handle(event, now), event.capacity == 0
+        found = self.membership.joined(event.name, event.incarnation, event.generation, event.fingerprint, leaving, now)
+        out += (self._save_before_all_leave() if leaving else []) + found
         out += [SaveState(s.worker, s.cut, s.at) for s in self.saves if s.worker == event.name]
         asked = self.exporter == event.name and not self.concluded
         return [*out, ExportModel(event.name)] if asked else out

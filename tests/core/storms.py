@@ -25,12 +25,12 @@ WIND = {"break stream": 12, "break world": 8, "commit late": 6, "connect": 10, "
 class Storm:
     def __init__(
         self, seed: int, membership: Callable[..., Membership] = Membership, faults: dict[str, int] | None = None,
-        other: float = 0.05,
+        other: float = 0.05, worlds: Callable[..., Worlds] = Worlds,
     ) -> None:  # fmt: skip
         r = self.random = Random(seed)
         workers = r.randint(1, 3)
         self.other = other if r.random() < 0.5 else 0.0  # how many machines have another arithmetic
-        self.worlds = Worlds(
+        self.worlds = worlds(
             workers, 1 if self.other else r.randint(1, workers), r.randint(0, 1), r.choice([8, 40, 120]),
             r.choice(SCHEDULES), membership, deterministic=r.random() < 0.8,
         )  # fmt: skip

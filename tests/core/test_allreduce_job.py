@@ -313,6 +313,15 @@ def test_the_last_to_leave_saves_first_and_hears_of_it_before_it_may_go() -> Non
     assert of(c.PublishCheckpoint, play.wrote(5))
 
 
+def test_the_last_one_saves_too_when_only_its_hello_says_that_it_leaves() -> None:
+    play = Play(workers=1)
+    play.trains(W[0])
+    play.step(4)
+    play.hear(e.ReplicaDropped(W[0], f"inc-{W[0]}"))
+    out = play.hear(e.ReplicaJoined(W[0], f"inc-{W[0]}", capacity=0, generation=1, fingerprint="cpu"))
+    assert [type(x) for x in out if not isinstance(x, c.Announce)][:2] == [c.SaveState, c.ProposeWorld]
+
+
 def test_leavers_save_too_when_a_lasting_checkpoint_is_yet_to_come() -> None:
     play = Play(workers=1, schedule=Schedule(steps=8))
     play.trains(W[0])

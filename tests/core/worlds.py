@@ -242,10 +242,12 @@ class Worlds:
         if not self.launching:
             return ""
         name, _ = self.launching.pop(0)
-        w = Worker(name, f"uid-{name}", f"inc-{name}", fingerprint, history=(name,), away_since=self.now)
-        self.workers[name] = w
+        w = self.workers[name] = self.process(name, fingerprint)
         self.news.append(e.ReplicaStarted(name, w.uid))
         return name
+
+    def process(self, name: str, fingerprint: str) -> Worker:
+        return Worker(name, f"uid-{name}", f"inc-{name}", fingerprint, history=(name,), away_since=self.now)
 
     def kill(self, name: str, cause: str = PREEMPTED) -> None:
         w = self.workers.get(name)
