@@ -1,6 +1,6 @@
 """The TCP connections of a process group: whose they are, and how to cut them.
 
-Gloo has no way to give up a collective: its threads stay in it until the time is up, and a peer that comes to late
+Gloo has no way to give up a collective: its threads stay in it until the time is up, and a peer that comes late
 still writes into its buffers. Its connections can be shut down from outside, though, and then everything that waits
 for them, on both sides, fails at once.
 """
