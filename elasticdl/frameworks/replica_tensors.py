@@ -34,12 +34,13 @@ class Values:
     ) -> None:
         self._path = path
         self.trainable = list(trainable.values())
-        self._narrow = any(t.dtype != torch.float32 for t in self.trainable)
+        self._widths = {t.dtype for t in self.trainable}
         self._still = {**trainable, **still}
         kinds: dict[torch.dtype, list[Buffer]] = {}
         for buffer in buffers:
             kinds.setdefault(_exact(buffer.tensor.dtype), []).append(buffer)
         self._kinds = [_Kind(path, dtype, kinds[dtype]) for dtype in sorted(kinds, key=str)]
+        self._contiguous = all(t.is_contiguous() for t in self.trainable)
         self._zeros: dict[int, Any] = {}
         self.gradient_size = sum(t.numel() for t in self.trainable)
         self.buffer_size = sum(kind.size for kind in self._kinds)
@@ -65,6 +66,10 @@ class Values:
     def vector(self) -> Any:
         """[gradients | moves of the buffers] after a pass: float32, a tensor of its own."""
         parts = [self._gradient(i, t.grad) for i, t in enumerate(self.trainable)]
+        if self._widths - {torch.float32}:
+            if len(self._widths) > 1:
+                parts = [gradient.float() for gradient in parts]
+            parts = [_flatten_dense_tensors(parts).float()]  # as a whole: one by one they cost ten times as much
         parts += [kind.moves() for kind in self._kinds]
         if len(parts) < 2:  # flattening one tensor gives that tensor
             return parts[0].reshape(-1).clone() if parts else torch.zeros(0, device=self.device)
@@ -72,8 +77,13 @@ class Values:
 
     def gradients(self, mean: Any) -> list[Any]:
         """The mean gradient, in the form of the parameters."""
-        found = _unflatten_dense_tensors(mean[: self.gradient_size], self.trainable) if self.trainable else []
-        if not self._narrow and all(t.is_contiguous() for t in self.trainable):
+        if not self.trainable:
+            return []
+        flat = mean[: self.gradient_size]
+        if len(self._widths) == 1:
+            flat = flat.to(*self._widths)
+        found = _unflatten_dense_tensors(flat, self.trainable)
+        if len(self._widths) == 1 and self._contiguous:
             return list(found)
         return [torch.empty_like(t).copy_(g) for t, g in zip(self.trainable, found, strict=True)]
 
@@ -92,11 +102,11 @@ class Values:
     def _gradient(self, number: int, gradient: Any) -> Any:
         if gradient is None:
             if number not in self._zeros:
-                self._zeros[number] = torch.zeros(self.trainable[number].shape, device=self.device)
+                self._zeros[number] = torch.zeros_like(self.trainable[number], requires_grad=False)
             return self._zeros[number]
         if gradient.layout is not torch.strided:
             gradient = gradient.coalesce().to_dense()
-        return gradient.float() if self._narrow else gradient
+        return gradient
 
     def _refuse_moved(self, versions: list[int]) -> None:
         pairs = zip(self._still.items(), versions, strict=True)
