@@ -126,3 +126,14 @@ def test_ten_random_kills_joins_and_leaves_change_nothing(seed: int, tmp_path: P
         status = job.wait_until(lambda s, v=before.version + pause: s.version >= v and len(s.world) > 0)
     found = allreduce.check(job, description, alone)
     assert int(found["generation"]) > 5
+
+
+@pytest.mark.long
+def test_a_keras_model_comes_out_the_same_too(tmp_path: Path, data: Path) -> None:
+    description = Description(model="pebble_keras")
+    alone = allreduce.train_alone(description, data)
+    job = allreduce.start(tmp_path, "keras", description, data, part_seconds=0.03)
+    first = job.wait_until(lambda s: s.version >= 5)
+    assert job.kill(first.world[0], KILL)
+    job.wait_until(lambda s: s.generation > first.generation and s.version > first.version)
+    allreduce.check(job, description, alone)
