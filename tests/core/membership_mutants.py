@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elasticdl.core.commands import Command, ProposeWorld, StartWorld
 from elasticdl.core.membership import NOTHING, Beginning, Membership, Phase, State
-from tests.core.storms import WIND, Storm
+from tests.core.storms import LEAVERS, WIND, Storm
 
 
 @dataclass
@@ -239,7 +239,7 @@ MUTANTS: dict[str, Mutant] = {
     "unfenced": Mutant("a world starts while the one before may still commit", Unfenced, faults=WIND),
     "silence-is-death": Mutant("who is silent is taken to be gone", SilenceIsDeath, faults=WIND),
     "holders-forgotten": Mutant(
-        "a world goes back though somebody out of touch holds more", HoldersForgotten, first=100, faults=WIND
+        "a world goes back though somebody out of touch holds more", HoldersForgotten, first=380, faults=WIND
     ),
     "without-the-last": Mutant("a world starts before all have confirmed it", StartsWithoutTheLast),
     "old-confirmation": Mutant("a confirmation of an older world counts", OldConfirmationCounts),
@@ -248,7 +248,9 @@ MUTANTS: dict[str, Mutant] = {
     "as-built-is-equal": Mutant("models as built are taken to be equal", AsBuiltIsEqual),
     "step-is-enough": Mutant("states of one step are taken to be the same", StepIsEnough, first=300, faults=WIND),
     "checkpoint-ignored": Mutant("a checkpoint is not read though all is lost", CheckpointIgnored),
-    "leaver-not-kept": Mutant("the last who holds the state goes before another has it", LeaverIsNotKept),
+    "leaver-not-kept": Mutant(
+        "the last who holds the state goes before another has it", LeaverIsNotKept, faults=LEAVERS
+    ),
     "first-come": Mutant("who holds the state is not preferred", WhoComesFirstTrains, faults=WIND),
     "not-rescued": Mutant("who comes back with the state is left out", NobodyIsRescued, first=160),
     "broken-ignored": Mutant("a world that broke is not followed by another", BrokenIsTheirOwnAffair),
@@ -258,7 +260,7 @@ MUTANTS: dict[str, Mutant] = {
     "no-gate": Mutant("a death does not let the world start that waits for it", DeathOpensNoGate),
     "least-ignored": Mutant("fewer train than must", LeastIgnored),
     "everybody": Mutant("more train than are wanted", EverybodyTrains),
-    "mixed": Mutant("the first world mixes arithmetics", FirstWorldMixesArithmetic, storms=600, other=0.5),
+    "mixed": Mutant("the first world mixes arithmetics", FirstWorldMixesArithmetic, first=290, other=0.5),
     "never-join": Mutant("who came while a world was being formed never joins", LateComersNeverJoin),
     "left-unheard": Mutant("who left unheard is waited for", MembersLeaveUnheard),
 }

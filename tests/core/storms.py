@@ -20,6 +20,7 @@ FAULTS = {
 }  # fmt: skip
 # Streams and worlds break, and hardly anybody dies: what is held where is the question.
 WIND = {"break stream": 12, "break world": 8, "commit late": 6, "connect": 10, "kill": 2, "terminate": 2, "scale": 2}
+LEAVERS = {"terminate": 8, "kill": 2, "scale": 2}
 
 
 class Storm:

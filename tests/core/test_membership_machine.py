@@ -17,7 +17,7 @@ from tests.core.membership_mutants import MUTANTS
 from tests.core.storms import SCHEDULES, WIND, Storm
 from tests.core.worlds import JOB, Worlds, pick
 
-SETTINGS = settings(max_examples=100, stateful_step_count=50, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=60, stateful_step_count=50, deadline=None, derandomize=True)
 WHO = st.integers(0, 5)
 KINDS = ("state copied", "sum missed", "master restarted", "damaged checkpoint")
 
@@ -153,7 +153,7 @@ class TestWorlds(WorldsMachine.TestCase):
 
 def test_storms_break_no_promise_and_calm_ends_every_job() -> None:
     met: Counter[str] = Counter()
-    for seed in range(400):
+    for seed in range(250):
         try:
             met.update(Storm(seed, faults=WIND if seed % 4 == 3 else None).run().met)
         except AssertionError as broken:

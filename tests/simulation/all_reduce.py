@@ -20,8 +20,8 @@ from tests.core.worlds import GRACE_SECONDS, Worker, Worlds
 class SessionWorker(Worker):
     """A process whose knowledge is its session's."""
 
-    def __init__(self, name: str, fingerprint: str, now: float) -> None:
-        self.session = WorldSession(name, f"inc-{name}", GRACE_SECONDS, fingerprint)
+    def __init__(self, name: str, fingerprint: str, now: float, kind: type[WorldSession]) -> None:
+        self.session = kind(name, f"inc-{name}", GRACE_SECONDS, fingerprint)
         super().__init__(name, f"uid-{name}", f"inc-{name}", fingerprint, history=(name,), away_since=now)
         self.session.disconnected(now)
         self.inbox: Any
@@ -60,12 +60,14 @@ setattr(SessionWorker, "broke", None)  # noqa: B010
 class SessionWorlds(Worlds):
     """Messages are those of the wire; groups are built through the store that the master relays."""
 
+    session: type[WorldSession] = WorldSession
+
     def __init__(self, *what: Any, **more: Any) -> None:
         self.epoch = 1
         super().__init__(*what, **more)
 
     def process(self, name: str, fingerprint: str) -> SessionWorker:
-        return SessionWorker(name, fingerprint, self.now)
+        return SessionWorker(name, fingerprint, self.now, self.session)
 
     @property
     def relay(self) -> Relay:

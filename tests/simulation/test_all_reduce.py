@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
+import pytest
+
+from elasticdl.collective.session import NOTHING, WorldSession
+from elasticdl.wire import control_pb2 as pb
 from tests.core.storms import WIND, Storm
+from tests.core.worlds import Worlds
 from tests.simulation.all_reduce import SessionWorlds
 
-STORMS = 300
+STORMS = 150
 
 
 def test_jobs_in_storms_train_every_step_once_and_end() -> None:
@@ -20,3 +26,105 @@ def test_jobs_in_storms_train_every_step_once_and_end() -> None:
             raise AssertionError(f"storm {seed}: {broken}") from broken
     kinds = ("state copied", "sum missed", "master restarted", "damaged checkpoint")
     assert not [kind for kind in kinds if not met[kind]], f"only {met} happened"
+
+
+# Sessions with one bug each.
+
+
+@dataclass
+class StoredSaidOnce(WorldSession):
+    """What others need to build their groups is not said again on a new stream."""
+
+    def _welcomed(self, epoch: int) -> list[pb.FromReplica]:
+        return super()._welcomed(epoch) if self.formed else []
+
+
+@dataclass
+class BrokenSaidOnce(WorldSession):
+    """A world that broke is not told of again, when the master starts it once more."""
+
+    def _started(self, start: pb.Start) -> list[pb.FromReplica]:
+        super()._started(start)
+        return []
+
+
+@dataclass
+class NeverStopsByItself(WorldSession):
+    """A worker trains on for ever without a master."""
+
+    def cut_off(self, now: float) -> bool:
+        return False
+
+
+@dataclass
+class NameOfTheWorld(WorldSession):
+    """A state is named when the world starts, not when it is there."""
+
+    def enter(self) -> pb.Start | None:
+        start = super().enter()
+        if start is not None:
+            self.state = (start.state.generation, start.state.step)
+        return start
+
+
+@dataclass
+class StepsOfItsOwn(WorldSession):
+    """The name of a state says nothing about the world that committed it."""
+
+    def commit(self, loss: float, seconds: float, stop: bool) -> None:
+        before = self.state
+        super().commit(loss, seconds, stop)
+        self.state = (max(1, before[0]), before[1] + 1)
+
+
+@dataclass
+class StopsAlone(WorldSession):
+    """Who knows of a proposal stops after the step, whether the others agreed or not."""
+
+    def commit(self, loss: float, seconds: float, stop: bool) -> None:
+        super().commit(loss, seconds, False)
+        self.stopping = self.flag
+
+
+@dataclass
+class ConfirmsWithNothing(WorldSession):
+    """What was trained is forgotten with the world."""
+
+    def leave_world(self, *what: object, **more: object) -> list[pb.FromReplica]:
+        self.state = NOTHING
+        return super().leave_world(*what, **more)  # type: ignore[arg-type]
+
+
+SILENCE = {"break stream": 12, "silence": 6, "connect": 4}  # for longer than a worker goes on without the master
+SESSIONS: dict[type[WorldSession], tuple[range, dict[str, int]]] = {
+    StoredSaidOnce: (range(220, 280), WIND),
+    BrokenSaidOnce: (range(60), WIND),
+    NeverStopsByItself: (range(60), SILENCE),
+    NameOfTheWorld: (range(60), WIND),
+    StepsOfItsOwn: (range(60), WIND),
+    StopsAlone: (range(240, 300), WIND),
+    ConfirmsWithNothing: (range(60), WIND),
+}
+
+
+@pytest.mark.parametrize("kind", SESSIONS)
+def test_the_simulation_catches_the_session(kind: type[WorldSession]) -> None:
+    """The bug is found within these storms, and the session without it weathers the very storm that found it."""
+    seeds, faults = SESSIONS[kind]
+    for seed in seeds:
+        try:
+            Storm(seed, faults=faults, worlds=type("Mutant", (SessionWorlds,), {"session": kind})).run()
+        except AssertionError:
+            Storm(seed, faults=faults, worlds=SessionWorlds).run()
+            return
+    pytest.fail(f"{len(seeds)} storms did not notice {kind.__doc__ or kind.__name__}")
+
+
+@pytest.mark.long
+def test_many_more_storms() -> None:
+    for seed in range(10_000, 16_000):
+        faults = (None, None, WIND, SILENCE)[seed % 4]
+        try:
+            Storm(seed, faults=faults, worlds=SessionWorlds if seed % 8 < 4 else Worlds).run()
+        except AssertionError as broken:
+            raise AssertionError(f"storm {seed}: {broken}") from broken
