@@ -8,7 +8,10 @@ same net on the same records, one thread each, on this machine, and take turns; 
 by the workers themselves, when a step is committed. Kills come at a random moment of a random step.
 
 torchrun writes a checkpoint every 20 steps and redoes what came after it. torchft is measured with its defaults, and
-tuned as far as it stays stable here: heartbeats every 20 ms that may be 200 ms late, a group that waits 0.5 s.
+tuned: heartbeats every 10 ms that may be 100 ms late, a group that waits 0.25 s.
+
+Ours keeps a step's batch when a worker is lost, so that a step of the new world takes longer; torchft's batch shrinks
+with the number of workers. Hence the column less one step of the new world.
 """
 
 from __future__ import annotations
