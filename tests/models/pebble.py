@@ -1,4 +1,4 @@
-"""A small torch model on records that are nothing but their number: dropout, batch norm, momentum, a learning-rate schedule.
+"""A small torch model on records that are nothing but their number: dropout, batch norm, momentum, a schedule.
 
 Everything whose result could depend on who computes what, and in which order. `PEBBLE_SECONDS` makes a part last.
 """
