@@ -105,6 +105,24 @@ class Hooks:
     evaluated: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
 
 
+class Reading:
+    """Some figures of a step: at once where they are in this process's memory, later where a GPU is still at it."""
+
+    def __init__(self, step: int, figures: torch.Tensor) -> None:
+        self.step, self.at_once = step, not figures.is_cuda
+        self._figures, self._event = figures, None
+        if figures.is_cuda:
+            self._figures = torch.empty(figures.shape, pin_memory=True).copy_(figures, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def values(self) -> list[float]:
+        if self._event is not None:
+            self._event.synchronize()
+        found: list[float] = self._figures.tolist()
+        return found
+
+
 class Elastic:
     """Use: `for part in elastic.parts(): compute loss of part.records; loss.backward(); elastic.step(loss)`."""
 
@@ -131,6 +149,8 @@ class Elastic:
         self._measured: dict[int, bytes] = {}  # parts of the evaluation that is under way
         self._saver = Saver(control.saved)
         self._committed_at = time.monotonic()
+        self._reading: Reading | None = None  # figures of the last step, on their way
+        self._loss = math.nan
         self.skipped_steps = 0  # by this worker: their gradients were not finite
 
     # What it tells.
@@ -174,6 +194,7 @@ class Elastic:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that was committed, by name."""
+        self._settle()
         held = dict(self._model.state())
         return held | {WITNESS: self._witness} if self._terms.audit else held
 
@@ -360,18 +381,38 @@ class Elastic:
         first, last = plan.span(step)
         size = self._model.size
         means = total[: size + 1] / (last - first)  # the model may keep it
-        lowest, highest, loss = torch.stack([*torch.aminmax(means), means[size]]).tolist()
-        if math.isfinite(lowest) and math.isfinite(highest):
-            self._apply(means[:size], step)
+        self._settle()
+        self._reading = Reading(step, torch.stack([*torch.aminmax(means), means[size]]))
+        # Where a step that is not finite fails the job, that may be seen a step later: a GPU then need not wait.
+        if self._reading.at_once or self._terms.skip_nonfinite:
+            finite = self._settle()
         else:
-            self._not_finite(step, loss)
+            finite = True
+        if finite:
+            self._apply(means[:size], step)
         if self._terms.audit:
             self._witness += total[size + 1 :]
         self._forget_step()
         now = time.monotonic()
-        self._control.commit(loss, now - self._committed_at, stop)
+        self._control.commit(self._loss, now - self._committed_at, stop)
         self._committed_at = now
-        self._hooks.committed(step + 1, loss)
+        if self._reading is None:
+            self._hooks.committed(step + 1, self._loss)
+        elif self.finished:
+            self._settle()
+
+    def _settle(self) -> bool:
+        """Look at the figures of the last step, if that has yet to be done; whether they are finite."""
+        reading, self._reading = self._reading, None
+        if reading is None:
+            return True
+        lowest, highest, self._loss = reading.values()
+        finite = math.isfinite(lowest) and math.isfinite(highest)
+        if not finite:
+            self._not_finite(reading.step, self._loss)
+        elif not reading.at_once and not self._terms.skip_nonfinite:
+            self._hooks.committed(reading.step + 1, self._loss)
+        return finite
 
     def _apply(self, mean: torch.Tensor, step: int) -> None:
         try:

@@ -46,9 +46,9 @@ class Saver:
             log.warning("A checkpoint could not be written within %.0f s before the end", FINISH_SECONDS)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _write(self, cut: int, directory: Path, state: Mapping[str, torch.Tensor], step: int, generation: int) -> None:
+    def _write(self, cut: int, directory: Path, taken: state_files.Snapshot, step: int, generation: int) -> None:
         try:
-            part = state_files.write(directory, state, step, generation)
+            part = state_files.write(directory, taken, step, generation)
             faults.point("worker.state_written")
         except OSError as error:
             self._say(cut, "", f"{error.filename or directory}: {error.strerror or error}")

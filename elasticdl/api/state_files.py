@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,49 @@ _DTYPES = {
 Tensors = Mapping[str, torch.Tensor]
 
 
-def snapshot(state: Tensors) -> dict[str, torch.Tensor]:
-    """Copies in this process's memory, which no later step touches."""
-    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in state.items()}
+@dataclass
+class Snapshot:
+    """A state as it was at one moment. What lay on a GPU is copied there, which takes a moment, and fetched later."""
+
+    tensors: dict[str, torch.Tensor]
+    taken: torch.cuda.Event | None = None
+
+    def fetched(self) -> dict[str, torch.Tensor]:
+        """The copies in this process's memory; beside whatever the GPU computes meanwhile."""
+        if self.taken is None:
+            return self.tensors
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            stream.wait_event(self.taken)
+            found = {}
+            for name in list(self.tensors):
+                found[name] = self.tensors.pop(name).to("cpu").contiguous()
+        stream.synchronize()
+        return found
 
 
-def write(directory: Path, state: Tensors, step: int, generation: int) -> dict[str, Any]:
+def snapshot(state: Tensors) -> Snapshot:
+    """Copies that no later step touches."""
+    on_gpu = [t for t in state.values() if t.is_cuda]
+    needed = sum(t.numel() * t.element_size() for t in on_gpu)
+    if on_gpu and needed < 0.9 * _free_bytes(on_gpu[0].device):
+        tensors = {name: t.detach().clone() for name, t in state.items()}
+        taken = torch.cuda.Event()
+        taken.record()
+        return Snapshot(tensors, taken)
+    return Snapshot({name: t.detach().to("cpu", copy=True).contiguous() for name, t in state.items()})
+
+
+def _free_bytes(device: torch.device) -> int:
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
+def write(directory: Path, taken: Snapshot, step: int, generation: int) -> dict[str, Any]:
     """Write what `snapshot` took; what the manifest says of it."""
     directory.mkdir(parents=True, exist_ok=True)
     groups: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in state.items():
+    for name, tensor in taken.fetched().items():
         group, _, rest = name.partition("/")
         groups.setdefault(group, {})[rest] = tensor
     files = [_write(directory / f"{group}.safetensors", tensors) for group, tensors in groups.items()]
