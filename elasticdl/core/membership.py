@@ -254,7 +254,7 @@ class Membership:
             able = [n for n in able if self.workers[n].fingerprint == max(prints, key=prints.__getitem__)]
         staying = [n for n in able if not self.workers[n].leaving]
         order = [n for n in self.members if n in staying] + [n for n in staying if n not in self.members]
-        desired = sorted(order, key=lambda n: n not in self.holders)[: self.wanted]
+        desired = sorted(order, key=lambda n: (n not in self.holders, n not in self.running))[: self.wanted]
         away = any(n not in able and not self.workers[n].leaving for n in self.holders)
         if (desired or away) and not self._held_by(desired):
             # All who hold the state and are in touch are about to leave: one of them stays until another has it.
@@ -278,7 +278,8 @@ class Membership:
                 gone = [n for n in silent if n not in self.workers]
                 reason = _missing(lost or ", ".join(gone), silent)
                 return self._propose(desired, self.urgent or bool(lost), reason, now)
-            rescued = self._held_by(desired) and not self._held_by(self.members)
+            # The state, or the word that the last world can do nothing more: whoever brings it is taken in.
+            rescued = any(k & set(desired) and not k & set(self.members) for k in (self.holders, self.running.keys()))
             changed = not self.urgent and set(desired) != set(self.members)
             shrunk = any(n not in desired for n in self.members) and not self.confirmed
             if rescued or changed or shrunk:

@@ -21,7 +21,7 @@ class Relay:
         self._generation = 0
         self._values: dict[str, pb.Stored] = {}
         self.pulses = Pulses(job.terms.budget.hang_seconds)
-        self._told_at, self._told = 0.0, 0
+        self._told_at, self._told = 0.0, (0, 0)  # when, which generation and step
 
     def stored(self, worker: str, stored: pb.Stored) -> None:
         """Pass a key on to the other members of its generation; of an older one nobody hears any more."""
@@ -45,13 +45,13 @@ class Relay:
     def pulse(self, worker: str, pulse: pb.Pulse, now: float) -> e.Event | None:
         """Remember it; now and then it is an event: how far training is."""
         self.pulses.heard(worker, pulse.step, pulse.phase, pulse.seconds, pulse.step_seconds, now)
-        plan, last = self._job.terms.plan, self._told
-        finished = pulse.step >= plan.total_steps
-        if pulse.step <= self._job.step or (now - self._told_at < COMMIT_SECONDS and not finished):
+        at = (pulse.generation, pulse.step)
+        if pulse.step <= self._job.step or pulse.generation != self._job.membership.running_generation:
             return None
-        if pulse.generation != self._job.membership.running_generation or (finished and last >= pulse.step):
+        last = pulse.step >= self._job.terms.plan.total_steps  # it is not kept waiting
+        if now - self._told_at < COMMIT_SECONDS and (self._told == at or not last):
             return None
-        self._told_at, self._told = now, pulse.step
+        self._told_at, self._told = now, at
         return e.StepsCommitted(worker, pulse.generation, pulse.step, pulse.loss if pulse.has_loss else None)
 
     def hung(self, now: float) -> list[e.Event]:

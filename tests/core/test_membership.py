@@ -614,3 +614,15 @@ def test_what_is_on_disk_is_not_taken_up_with_another_arithmetic() -> None:
     play.m.checkpoint = ("step-4", 4)
     play.join("b", fingerprint="avx2")
     assert proposal(play.gone("a")).members == ()
+
+
+def test_who_comes_back_from_the_last_world_is_taken_in_by_one_that_waits_for_its_end() -> None:
+    play = Play(wanted=3)
+    play.join("a", "b")
+    play.wait(LAST_CALL_SECONDS)
+    play.confirm(a=NOTHING, b=NOTHING)  # nobody holds anything yet, but they may begin any moment
+    play.drop("a")
+    play.gone("b")
+    play.join("c")
+    assert play.confirm(c=NOTHING) == []
+    assert "a" in proposal(play.join("a")).members
