@@ -117,12 +117,10 @@ class NobodyIsRescued(Membership):
     """Whoever comes back with the state finds that the others go on without."""
 
     def _review(self, now: float, lost: str = "") -> list[Command]:
-        kept = self.holders
-        if self.phase is Phase.PROPOSED and not self._held_by(self.members) and self._held_by(self._desired(now)):
-            self.holders = set()
-        out = super()._review(now, lost)
-        self.holders = kept if self.phase is Phase.PROPOSED else self.holders
-        return out
+        there = self._all_confirmed and all(self._available(n, now) for n in self.members)
+        if self.phase is Phase.PROPOSED and there and not self._fenced(now):
+            return []
+        return super()._review(now, lost)
 
 
 @dataclass
@@ -252,7 +250,7 @@ MUTANTS: dict[str, Mutant] = {
         "the last who holds the state goes before another has it", LeaverIsNotKept, faults=LEAVERS
     ),
     "first-come": Mutant("who holds the state is not preferred", WhoComesFirstTrains, faults=WIND),
-    "not-rescued": Mutant("who comes back with the state is left out", NobodyIsRescued, first=160),
+    "not-rescued": Mutant("who comes back with the state is left out", NobodyIsRescued, first=300, faults=WIND),
     "broken-ignored": Mutant("a world that broke is not followed by another", BrokenIsTheirOwnAffair),
     "proposed-once": Mutant("a proposal that was lost is not said again", ProposalSaidOnce),
     "started-once": Mutant("a start that was lost is not said again", StartSaidOnce, first=80, faults=WIND),
