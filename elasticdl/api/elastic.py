@@ -44,7 +44,7 @@ class Model(Protocol):
     def begin(self, seed: int) -> None:
         """A part is about to be computed."""
 
-    def contribute(self, out: torch.Tensor, weight: int) -> None:
+    def contribute(self, out: torch.Tensor, weight: float) -> None:
         """Write what the part gave, means over its records, times `weight`; go back to what was committed."""
 
     def apply(self, mean: torch.Tensor, step: int, epoch: int) -> None:
@@ -225,8 +225,9 @@ class Elastic:
         part, self._current = self._current, None
         size = self._model.size
         vector = torch.empty(size + 1 + len(self._witness), device=self._model.device)
-        self._model.contribute(vector[:size], len(part))
-        vector[size] = (loss.detach() if isinstance(loss, torch.Tensor) else loss) * len(part)
+        weight = self._terms.plan.weight(part.step, part.virtual)
+        self._model.contribute(vector[:size], weight)
+        vector[size] = (loss.detach() if isinstance(loss, torch.Tensor) else loss) * weight
         if self._terms.audit:
             vector[size + 1 :] = 0.0
             vector[size + 1 :][torch.as_tensor(part.records, device=vector.device)] = 1.0
@@ -378,9 +379,10 @@ class Elastic:
     def _commit(self, total: torch.Tensor, stop: bool) -> None:
         plan, step = self._terms.plan, self.committed_steps
         self._control.doing("apply")
-        first, last = plan.span(step)
         size = self._model.size
-        means = total[: size + 1] / (last - first)  # the model may keep it
+        means = total[: size + 1]
+        if plan.virtual > 1:
+            means = means / plan.virtual  # not in place: the sum belongs to the group, and the model may keep its own
         self._settle()
         self._reading = Reading(step, torch.stack([*torch.aminmax(means), means[size]]))
         # Where a step that is not finite fails the job, that may be seen a step later: a GPU then need not wait.

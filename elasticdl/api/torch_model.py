@@ -55,9 +55,11 @@ class TorchModel:
         self._part.enter_context(self._values.passing())
         seed_everything(seed)
 
-    def contribute(self, out: torch.Tensor, weight: int) -> None:
+    def contribute(self, out: torch.Tensor, weight: float) -> None:
         with self._part:
-            torch.mul(self._values.vector(), weight, out=out)
+            self._values.vector(out)
+            if weight != 1.0:
+                out *= weight
 
     def apply(self, mean: torch.Tensor, step: int, epoch: int) -> None:
         for parameter, gradient in zip(self._values.trainable, self._values.gradients(mean), strict=True):

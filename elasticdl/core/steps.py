@@ -77,6 +77,11 @@ class StepPlan:
         first, last = (size * (v * busy // self.virtual) // busy for v in (virtual, virtual + 1))
         return Part(step, virtual, self.epoch_of(step), start + first, start + last)
 
+    def weight(self, step: int, virtual: int) -> float:
+        """What a part counts in the mean over all parts: 1 where they are equally large."""
+        start, stop = self.span(step)
+        return self.part(step, virtual).records * self.virtual / (stop - start)
+
     def records_before(self, step: int) -> int:
         """How many records are trained once this many steps are."""
         epochs, rest = divmod(step, self.steps_per_epoch)

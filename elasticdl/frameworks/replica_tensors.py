@@ -63,14 +63,16 @@ class Values:
             for tensor in self.trainable:
                 tensor.grad = None
 
-    def vector(self) -> Any:
-        """[gradients | moves of the buffers] after a pass: float32, a tensor of its own."""
+    def vector(self, out: Any = None) -> Any:
+        """[gradients | moves of the buffers] after a pass: float32, in `out` or a tensor of its own."""
         parts = [self._gradient(i, t.grad) for i, t in enumerate(self.trainable)]
         if self._widths - {torch.float32}:
             if len(self._widths) > 1:
                 parts = [gradient.float() for gradient in parts]
             parts = [_flatten_dense_tensors(parts).float()]  # as a whole: one by one they cost ten times as much
         parts += [kind.moves() for kind in self._kinds]
+        if out is not None:
+            return torch.cat([part.reshape(-1) for part in parts], out=out) if parts else out
         if len(parts) < 2:  # flattening one tensor gives that tensor
             return parts[0].reshape(-1).clone() if parts else torch.zeros(0, device=self.device)
         return _flatten_dense_tensors(parts)

@@ -44,7 +44,7 @@ class ReplicaModel:
         loss, self._given = self.replica.part(features, labels, seed)
         return loss
 
-    def contribute(self, out: torch.Tensor, weight: int) -> None:
+    def contribute(self, out: torch.Tensor, weight: float) -> None:
         assert self._given is not None
         torch.mul(self._given, weight, out=out)
         self._given = None

@@ -27,7 +27,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """What one process gets that trains everything by itself."""
     elastic, trained = loop_program.run(elasticdl.join(**KNOBS))
     assert elastic.committed_steps == STEPS and sorted(trained) == sorted(3 * [*range(loop_program.RECORDS)])
-    return state_files.snapshot(elastic.state())
+    return state_files.snapshot(elastic.state()).fetched()
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ def train_alone(description: Description, data: Path) -> tuple[dict[str, torch.T
         batch = ahead.take(this, then)
         elastic.step(model.compute(batch.features, batch.labels, part.seed))
     assert elastic.committed_steps == description.steps
-    return state_files.snapshot(elastic.state()), evaluations
+    return state_files.snapshot(elastic.state()).fetched(), evaluations
 
 
 def start(
