@@ -53,7 +53,7 @@ LEVELS = (
     Level("wire", 80, (_on_both_cores("tests/wire", "tests/ps", "tests/master", "tests/worker", "tests/modes"),)),
     Level("cluster", 30, (_pytest("tests/cluster"),)),
     Level("frameworks", 115, (_on_both_cores("tests/frameworks"),)),
-    Level("collective", 90, (_pytest("tests/collective", "tests/api"),)),
+    Level("collective", 60, (_on_both_cores("tests/collective", "tests/api"),)),
     Level("docs", 10, (_pytest("tests/docs"),)),
     Level("cli", 165, (_pytest("tests/cli"),)),
     Level("processes", 250, (_pytest("tests/processes"),)),

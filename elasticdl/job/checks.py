@@ -108,6 +108,20 @@ def _own_program(spec: JobSpec) -> Iterator[Finding]:
     if spec.job_command is not None and spec.model_def is not None:
         what = "not used when --job_command runs its own program"
         yield _about(spec, "model_def", "job_command", what=what, remedy="Keep one of the two.")
+    for count, data in (("training_records", "training_data"), ("validation_records", "validation_data")):
+        if not getattr(spec, count):
+            continue
+        if spec.job_command is None:
+            what = "for a program of your own, which reads the records itself"
+            yield _about(spec, count, "job_command", what=what, remedy=f"Give --job_command, or --{data} instead.")
+        elif getattr(spec, data) is not None:
+            what = f"says how many records there are, as does --{data}"
+            yield _about(spec, count, data, what=what, remedy="Keep one of the two.")
+    by_allreduce = spec.job_command is not None and spec.distribution_strategy == "AllreduceStrategy"
+    if by_allreduce and not spec.training_records and spec.training_data is None:
+        what = "needs to know how many records there are"
+        remedy = "Give --training_records=60000, or --training_data."
+        yield _about(spec, "job_command", "training_records", "training_data", what=what, remedy=remedy)
     if spec.need_tf_config and spec.job_command is None:
         what, remedy = "for a program of your own", "Give --job_command as well, or leave it out."
         yield _about(spec, "need_tf_config", "job_command", what=what, remedy=remedy)

@@ -172,6 +172,8 @@ def _later(spec: JobSpec, runtime: str) -> list[Problem]:
     for name, value in spec.given().items():
         knob = knobs()[name]
         feature = knob.feature_missing(value)
+        if name == "job_command" and spec.distribution_strategy == "AllreduceStrategy":
+            continue  # its workers run elasticdl.api's loop
         if feature is not None:
             found.append(_not_yet(knob.flag, knob.spell(value), feature, knob.remedy or "Leave it out."))
     if runtime == "kubernetes" and spec.runtime is None:

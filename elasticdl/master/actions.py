@@ -53,8 +53,11 @@ class Actions:
         if cpu is None:
             share = max(1, (os.cpu_count() or 1) // spec.num_workers) if role == "worker" else 1
             env = {**{k: str(share) for k in THREADS if k not in self.env}, **env}
+        command: tuple[str, ...] = (sys.executable, "-m", f"elasticdl.{role}")
+        if role == "worker" and spec.job_command is not None:
+            command = tuple(spec.command_words)
         return ReplicaRequest(
-            name, role, index, (sys.executable, "-m", f"elasticdl.{role}"), env, cpu,
+            name, role, index, command, env, cpu,
             math.ceil(memory * memory_factor) if memory is not None else None,
         )  # fmt: skip
 

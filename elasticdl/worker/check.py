@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -18,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from elasticdl.data.dataset import Dataset
+from elasticdl.data.dataset import DataFile, Dataset
 from elasticdl.data.files import FilesReader
-from elasticdl.data.reader import Reader
+from elasticdl.data.reader import Reader, open_reader
 from elasticdl.data.verification import examine
 from elasticdl.errors import DataError, ModelError, Problem, UsageError
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
@@ -41,6 +42,8 @@ def check(spec: JobSpec, tell: Tell = lambda text: None, limit_bytes: int = VERI
     """Data set descriptions by mode, and what should be noted about them; raises what is wrong."""
     problems: list[Problem] = []
     verifier = _Verifier(limit_bytes, tell)
+    if spec.job_command is not None:
+        return {"datasets": _of_own_program(spec, verifier), "notes": verifier.notes}
     described: dict[str, str] = {}
     readers: dict[str, tuple[Reader, Dataset]] = {}
     try:
@@ -85,6 +88,29 @@ def check(spec: JobSpec, tell: Tell = lambda text: None, limit_bytes: int = VERI
     if problems:
         raise UsageError(problems)
     return {"datasets": described, "notes": verifier.notes}
+
+
+def _of_own_program(spec: JobSpec, verifier: _Verifier) -> dict[str, str]:
+    """What a program of the user's own trains on: the files that were named, or so many records it reads itself."""
+    described = {}
+    for mode, flag, path, count in (
+        ("training", "--training_data", spec.training_data, spec.training_records),
+        ("evaluation", "--validation_data", spec.validation_data, spec.validation_records),
+    ):
+        if path:
+            try:
+                described[mode] = verifier.describe(
+                    open_reader(path, spec.data_reader_params, flag=flag), flag
+                ).to_json()
+            except DataError as error:
+                raise UsageError([_data_problem(flag, path, error)]) from error
+        elif count:
+            described[mode] = Dataset("", "records", (DataFile("records", 0, count),)).to_json()
+    program = spec.command_words[0] if spec.command_words else ""
+    if shutil.which(program) is None:
+        what = f"there is no program {program!r} on this machine"
+        raise UsageError([Problem("--job_command", str(spec.job_command), what, "Name one that can be run.")])
+    return described
 
 
 class _Verifier:

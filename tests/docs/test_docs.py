@@ -218,6 +218,8 @@ def _another(default: object, value: str) -> object:
     """A value other than the default."""
     if value in ("true", "false"):
         return value == "true"
+    if value:
+        return value
     return default + 1 if isinstance(default, int) else "something"
 
 

@@ -124,6 +124,8 @@ OTHERWISE: dict[str, str | tuple[str, dict[str, str]]] = {
     "state_dir": "elsewhere",
     "log_file_path": "pod.log",
     "job_command": ("python -m my.program --x=1", {"model_def": ""}),
+    "training_records": ("600", {"job_command": "python -m my.program", "model_def": "", "training_data": ""}),
+    "validation_records": ("60", {"job_command": "python -m my.program", "model_def": "", "validation_data": ""}),
     "need_tf_config": ("true", {"job_command": "python -m my.program", "model_def": ""}),
     "num_evaluators": "1",
     "worker_id": "1",

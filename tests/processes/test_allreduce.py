@@ -58,6 +58,7 @@ def test_everybody_is_killed_and_the_master_too(tmp_path: Path, data: Path, alon
     assert 0 < int(status["repeated_batches"]) < PLAIN.steps, allreduce.show(status)
 
 
+@pytest.mark.long
 def test_while_the_master_is_away_steps_go_on(tmp_path: Path, data: Path, alone) -> None:
     job = allreduce.start(tmp_path, "away", PLAIN, data, "--log_loss_steps=1", part_seconds=0.03)
     before = job.wait_until(lambda s: s.version >= 3)
@@ -137,3 +138,27 @@ def test_a_keras_model_comes_out_the_same_too(tmp_path: Path, data: Path) -> Non
     assert job.kill(first.world[0], KILL)
     job.wait_until(lambda s: s.generation > first.generation and s.version > first.version)
     allreduce.check(job, description, alone)
+
+
+@pytest.mark.long
+def test_a_loop_of_ones_own_is_trained_by_a_job_whose_workers_die(tmp_path: Path) -> None:
+    """The zoo's example, as the program of the workers: what comes out is what it makes alone."""
+    knobs = ("--minibatch_size=32", "--num_workers=2", "--virtual_workers=4", "--num_epochs=3")
+    program = f"{sys.executable} model_zoo/own_loop/rings.py"
+    hashes = []
+    for name, kills in (("rings-alone", 0), ("rings-killed", 1)):
+        job = harness.start(
+            tmp_path, name, f"--job_command={program}", "--distribution_strategy=AllreduceStrategy", *knobs,
+            "--training_records=8000", "--validation_records=1000", "--evaluation_steps=100", "--audit=true", f"--output={tmp_path / name}",
+            env={"PYTHONPATH": str(harness.ROOT)},
+        )  # fmt: skip
+        if kills:
+            first = job.wait_until(lambda s: s.version >= 20)
+            assert job.kill(first.world[0], KILL)
+        code, result = job.finish()
+        assert code == 0, job.story()
+        status = result["status"]
+        assert isinstance(status, dict) and status["audit"] == "8000 records, each trained exactly 3 times"
+        assert float(status["evaluations"][-1]["metrics"]["accuracy"]) > 0.95
+        hashes.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert hashes[0] == hashes[1]

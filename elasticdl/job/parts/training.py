@@ -45,8 +45,14 @@ class OwnProgramPart(Part):
         "A program of your own that every worker, server and evaluator runs, instead of a model file.",
         metavar="COMMAND",
         commands=TRAIN,
-        later="running a program of your own",
-        remedy="Write the model as a model file and give --model_def.",
+        later="running a program of your own without --distribution_strategy=AllreduceStrategy",
+        remedy="Write the model as a model file and give --model_def, or use all-reduce.",
+    )
+    training_records: Count = knob(
+        0, "How many records there are to train on, where a program of your own reads them.", commands=TRAIN
+    )
+    validation_records: Count = knob(
+        0, "How many records there are to evaluate on, where a program of your own reads them.", commands=TRAIN
     )
     need_tf_config: bool = knob(
         False,
