@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 10.0
 END_SECONDS = 15.0
+CUT_SECONDS = 0.5  # after its grace a replica that was told to end has no stream any more
 
 
 def cause_of(end: Exit) -> str:
@@ -166,6 +167,8 @@ class Master:
             case c.StopReplica(name, reason, grace_seconds):
                 self._announce(f"stopping {name}: {reason}")
                 await self._ask_cluster(self.cluster.stop(name, grace_seconds))
+                # Whoever cannot be reached to be killed must at least not believe that it still belongs to the job.
+                asyncio.get_running_loop().call_later(grace_seconds + CUT_SECONDS, self.streams.cut, name)
             case c.IdentifyRecord(shard, position):
                 record, name = self.actions.identify(int(shard.split("/")[1]), position)
                 self._inbox.put_nowait(e.RecordIdentified(shard, position, record, name))

@@ -47,6 +47,12 @@ class Streams(ControlServicer):
         if outbox is not None:
             outbox.put_nowait(message)
 
+    def cut(self, replica: str) -> None:
+        """End a replica's stream: it is not to hear any more of this master, and hence stops in its time."""
+        outbox = self._outboxes.get(replica)
+        if outbox is not None:
+            outbox.put_nowait(None)
+
     def say_goodbye(self, reason: str) -> None:
         """Tell everybody that it is over: who is here, and who comes back later."""
         self._goodbye = pb.ToReplica(shutdown=pb.Shutdown(reason=reason))

@@ -149,7 +149,8 @@ def test_a_loop_of_ones_own_is_trained_by_a_job_whose_workers_die(tmp_path: Path
     for name, kills in (("rings-alone", 0), ("rings-killed", 1)):
         job = harness.start(
             tmp_path, name, f"--job_command={program}", "--distribution_strategy=AllreduceStrategy", *knobs,
-            "--training_records=8000", "--validation_records=1000", "--evaluation_steps=100", "--audit=true", f"--output={tmp_path / name}",
+            "--training_records=8000", "--validation_records=1000", "--evaluation_steps=100", "--audit=true",
+            f"--output={tmp_path / name}",
             env={"PYTHONPATH": str(harness.ROOT)},
         )  # fmt: skip
         if kills:
