@@ -168,7 +168,7 @@ class Master:
                 self._announce(f"stopping {name}: {reason}")
                 await self._ask_cluster(self.cluster.stop(name, grace_seconds))
                 # Whoever cannot be reached to be killed must at least not believe that it still belongs to the job.
-                asyncio.get_running_loop().call_later(grace_seconds + CUT_SECONDS, self.streams.cut, name)
+                asyncio.get_running_loop().call_later(grace_seconds + CUT_SECONDS, self.streams.cutter(name))
             case c.IdentifyRecord(shard, position):
                 record, name = self.actions.identify(int(shard.split("/")[1]), position)
                 self._inbox.put_nowait(e.RecordIdentified(shard, position, record, name))

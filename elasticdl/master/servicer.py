@@ -47,11 +47,10 @@ class Streams(ControlServicer):
         if outbox is not None:
             outbox.put_nowait(message)
 
-    def cut(self, replica: str) -> None:
-        """End a replica's stream: it is not to hear any more of this master, and hence stops in its time."""
+    def cutter(self, replica: str) -> Callable[[], None]:
+        """What ends the stream that a replica has now: it hears no more of this master, and hence stops in its time."""
         outbox = self._outboxes.get(replica)
-        if outbox is not None:
-            outbox.put_nowait(None)
+        return lambda: outbox.put_nowait(None) if outbox is not None else None
 
     def say_goodbye(self, reason: str) -> None:
         """Tell everybody that it is over: who is here, and who comes back later."""
