@@ -223,8 +223,8 @@ class TorchftSettings:
     group_timeout_seconds: float = 5.0
 
 
-# With four workers the fastest of four settings tried; they trained 30 s on a busy machine without a false alarm. A heartbeat
-# timeout of 50 ms was no faster.
+# With four workers the fastest of four settings tried; they trained 30 s on a busy machine without a false alarm.
+# A heartbeat timeout of 50 ms was no faster.
 TUNED = TorchftSettings(
     heartbeat_interval_ms=10, heartbeat_timeout_ms=100, quorum_tick_ms=10, join_timeout_ms=1000,
     group_timeout_seconds=0.25,
