@@ -145,6 +145,7 @@ class Elastic:
         self._old: World | None = None  # peers may still be reading the last exchange from it
         self._sums = Sums(terms.plan.virtual)
         self._current: Part | None = None
+        self._sizes: set[int] = set()  # of the parts computed so far
         self._evaluated: set[int] = set()
         self._measured: dict[int, bytes] = {}  # parts of the evaluation that is under way
         self._saver = Saver(control.saved)
@@ -211,12 +212,19 @@ class Elastic:
             while (part := self._advance()) is not None:
                 self._current = part
                 self._model.begin(part.seed)
-                self._control.doing("compute")
+                self.computing(part)
                 yield part
                 if self._current is not None:
                     raise ElasticDLError("elastic.step(loss) was not called for the part; call it once for each")
         finally:
             self._end()
+
+    def computing(self, part: Part) -> None:
+        """The part's records are there, and its computation begins: the pulses say so.
+
+        A framework may compile for a size that it has not seen; nobody is to be taken for hung meanwhile.
+        """
+        self._control.doing("compute" if len(part) in self._sizes else "compile")
 
     def step(self, loss: float | torch.Tensor) -> bool:
         """Keep what the part gave. With the last part of this worker: reduce and commit; whether that happened."""
@@ -232,6 +240,7 @@ class Elastic:
             vector[size + 1 :] = 0.0
             vector[size + 1 :][torch.as_tensor(part.records, device=vector.device)] = 1.0
         self._sums.add(part.virtual, vector)
+        self._sizes.add(len(part))
         world = self._world
         if world is None or self._missing(world):
             return False

@@ -140,5 +140,5 @@ def _compute(model: ReplicaModel, part: Part, ahead: PartsAhead, elastic: Elasti
     this, *then = elastic.coming(AHEAD + 1)
     assert (this.step, this.virtual) == (part.step, part.virtual)
     minibatch = ahead.take(this, then)
-    control.doing("compute")
+    elastic.computing(part)
     return model.compute(minibatch.features, minibatch.labels, part.seed)

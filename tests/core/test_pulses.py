@@ -1,0 +1,53 @@
+"""Who stands still while others wait for it: what pulses say, and when that is enough."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl.core.pulses import FLOOR_SECONDS, STEPS, Pulses
+
+
+def heard(pulses: Pulses, worker: str, phase: str, seconds: float, now: float, step_seconds: float = 0.1) -> None:
+    pulses.heard(worker, 7, phase, seconds, step_seconds, now)
+
+
+def test_who_waits_in_the_exchange_is_never_the_one_that_is_hung() -> None:
+    pulses = Pulses(hang_seconds=300)
+    heard(pulses, "a", "exchange", 100, now=100)
+    heard(pulses, "b", "compute", 100, now=100)
+    assert pulses.hung(["a", "b"], 100) == [("b", "compute of step 7 lasts 100.0 s already")]
+
+
+def test_who_says_nothing_any_more_is_hung_wherever_it_was() -> None:
+    pulses = Pulses(hang_seconds=300)
+    heard(pulses, "a", "exchange", 0, now=10)
+    assert pulses.hung(["a"], 10 + FLOOR_SECONDS - 0.1) == []
+    assert pulses.hung(["a"], 10 + FLOOR_SECONDS) == [("a", "silent for 5.0 s, at step 7 in exchange")]
+    assert pulses.hung([], 1000) == [], "only members of the world are waited for"
+
+
+@pytest.mark.parametrize("step_seconds", [0.01, 2.0, 100.0])
+def test_the_limit_follows_the_step_time_between_a_floor_and_the_flag(step_seconds: float) -> None:
+    pulses = Pulses(hang_seconds=300)
+    assert pulses.limit_seconds == 300, "nothing is learnt yet"
+    heard(pulses, "a", "compute", 0, now=0, step_seconds=step_seconds)
+    heard(pulses, "b", "compute", 0, now=0, step_seconds=step_seconds / 2)
+    assert pulses.limit_seconds == min(300, max(FLOOR_SECONDS, STEPS * step_seconds)), "of the slowest"
+
+
+@pytest.mark.parametrize("phase", ["compile", "evaluate", "build", "copy"])
+def test_what_the_step_time_says_nothing_about_may_take_as_long_as_the_flag_allows(phase: str) -> None:
+    pulses = Pulses(hang_seconds=300)
+    heard(pulses, "a", phase, 299, now=299)
+    assert pulses.hung(["a"], 299) == []
+    heard(pulses, "a", phase, 300, now=300)
+    assert [name for name, _ in pulses.hung(["a"], 300)] == ["a"]
+
+
+def test_the_clock_is_asked_for_when_somebody_may_turn_out_to_be_hung() -> None:
+    pulses = Pulses(hang_seconds=300)
+    assert pulses.deadline(["a"]) is None
+    heard(pulses, "a", "compute", 2, now=10)
+    assert pulses.deadline(["a"]) == 8 + FLOOR_SECONDS, "the phase began two seconds ago"
+    pulses.forget("a")
+    assert pulses.deadline(["a"]) is None and pulses.limit_seconds == 300
