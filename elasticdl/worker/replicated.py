@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import signal
@@ -114,6 +115,7 @@ def work(spec: JobSpec, name: str, code: ModelFile, sources: Mapping[str, Source
     def export(directory: Path) -> None:
         log.info("Wrote %s to %s", ", ".join(replica.export(directory)), directory)
 
+    _warm_up(replica, code, training, plan, spec.seed)
     control = connect(spec, name, replica.device)
     log.info("Ready: %d values that are trained, on %s", replica.gradient_size, replica.device)
     model = ReplicaModel(replica)
@@ -133,6 +135,17 @@ def work(spec: JobSpec, name: str, code: ModelFile, sources: Mapping[str, Source
     log.info("Done: %s", control.shutdown or "leaving")
     # Leaving on SIGTERM is no normal end, and the master may not have heard why.
     return 0 if control.shutdown else 128 + signal.SIGTERM
+
+
+def _warm_up(replica: Replica, code: ModelFile, training: Source, plan: StepPlan, seed: int) -> None:
+    """A part for nothing, before anybody waits for this worker: frameworks set themselves up, or compile, in the first.
+
+    What is wrong with it is told when it is trained.
+    """
+    part = next(part for v in range(plan.virtual) if (part := plan.part(0, v)).records)
+    with contextlib.suppress(ModelError, DataError), random_state_kept(steps.part_seed(seed, 0, part.virtual)):
+        batch = load(training, part.epoch, part.start, part.stop, (), code.feed)
+        replica.part(batch.features, batch.labels, steps.part_seed(seed, 0, part.virtual))
 
 
 def _compute(model: ReplicaModel, part: Part, ahead: PartsAhead, elastic: Elastic, control: SharedSession) -> float:
