@@ -7,6 +7,7 @@ import ast
 import json
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,19 @@ def test_the_readme_speaks_of_speeds_that_were_measured() -> None:
     kills = json.loads((ROOT / "benchmarks" / "results" / "kills.json").read_text())
     jobs = f"{len(kills['runs'])} jobs with {kills['workers_killed']} workers and {kills['masters_killed']} masters"
     assert jobs in (ROOT / "README.md").read_text()
+    total = json.loads((ROOT / "benchmarks" / "results" / "chaos.json").read_text())["total"]
+    struck = Counter()
+    for what, count in total["delivered"].items():
+        struck[what.split()[1]] += count
+    assert (
+        not total["failed"]
+        and (
+            f"{total['runs']} jobs under seeded chaos: {struck['kill']} kills, {struck['terminate']} terminations, "
+            f"{struck['pause']} pauses and {struck['cut']} cut connections of workers, servers and masters, and deaths at "
+            f"{len(total['fault_points_hit'])} named points"
+        )
+        in (ROOT / "README.md").read_text()
+    )
     for name, words in (("pull", "pulled"), ("push", "pushed")):
         run = json.loads((ROOT / "benchmarks" / "results" / f"row_store_{name}.json").read_text())
         median = run["uniform"]["million rows/s"]["row store"]["median"]
