@@ -161,7 +161,7 @@ def test_the_readme_speaks_of_speeds_that_were_measured() -> None:
     jobs = f"{len(kills['runs'])} jobs with {kills['workers_killed']} workers and {kills['masters_killed']} masters"
     assert jobs in (ROOT / "README.md").read_text()
     total = json.loads((ROOT / "benchmarks" / "results" / "chaos.json").read_text())["total"]
-    struck = Counter()
+    struck: Counter[str] = Counter()
     for what, count in total["delivered"].items():
         struck[what.split()[1]] += count
     assert (

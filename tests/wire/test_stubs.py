@@ -14,10 +14,11 @@ TYPES = {
     FieldDescriptor.TYPE_STRING: "string",
     FieldDescriptor.TYPE_UINT32: "uint32",
     FieldDescriptor.TYPE_UINT64: "uint64",
+    FieldDescriptor.TYPE_BYTES: "bytes",
     FieldDescriptor.TYPE_BOOL: "bool",
     FieldDescriptor.TYPE_DOUBLE: "double",
 }
-FIELD = re.compile(r"\s*(repeated )?(map<string, double>|\w+) (\w+) = (\d+);")
+FIELD = re.compile(r"\s*(repeated )?(map<string, \w+>|\w+) (\w+) = (\d+);")
 
 
 def described() -> dict[str, list[tuple[str, str, int]]]:
@@ -35,7 +36,8 @@ def compiled() -> dict[str, list[tuple[str, str, int]]]:
         fields = []
         for f in message.fields:
             if f.message_type is not None and f.message_type.GetOptions().map_entry:
-                fields.append(("map<string, double>", f.name, f.number))
+                value = TYPES[f.message_type.fields_by_name["value"].type]
+                fields.append((f"map<string, {value}>", f.name, f.number))
                 continue
             kind = f.message_type.name if f.message_type is not None else TYPES[f.type]
             repeated = f.is_repeated if hasattr(f, "is_repeated") else f.label == FieldDescriptor.LABEL_REPEATED  # type: ignore[attr-defined]
