@@ -168,8 +168,8 @@ def test_the_readme_speaks_of_speeds_that_were_measured() -> None:
         not total["failed"]
         and (
             f"{total['runs']} jobs under seeded chaos: {struck['kill']} kills, {struck['terminate']} terminations, "
-            f"{struck['pause']} pauses and {struck['cut']} cut connections of workers, servers and masters, and deaths at "
-            f"{len(total['fault_points_hit'])} named points"
+            f"{struck['pause']} pauses and {struck['cut']} cut connections of workers, servers and masters, "
+            f"and deaths at {len(total['fault_points_hit'])} named points"
         )
         in (ROOT / "README.md").read_text()
     )
