@@ -92,7 +92,8 @@ def test_a_kill_a_join_and_a_leave_change_nothing(
     conductor.wait_for_step(conductor.step + 2)
     first.process.send_signal(signal.SIGTERM)  # rank 0 is like any other
     conductor.wait(lambda: first.dead, "the end of the one told to go")
-    assert first.process.returncode == 0 and not first.kinds("broken"), conductor.story()
+    broken = [b for b in first.kinds("broken") if b.generation > 1]  # the first world broke with the kill
+    assert first.process.returncode == 0 and not broken, conductor.story()
     check(conductor, alone, tmp_path)
     assert [len(s.members) for s in conductor.starts] == [3, 2, 3, 2]
     assert second.kinds("confirmed")[-1].generation == 4 and len(second.hellos) == 1, "no survivor started again"

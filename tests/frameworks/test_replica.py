@@ -84,6 +84,7 @@ def test_whoever_computes_the_parts_the_weights_are_the_same(form: str) -> None:
     assert digest(alone.state()) == digest(left.state()) == digest(right.state())
 
 
+@pytest.mark.long
 def test_a_state_goes_on_in_another_process_with_the_same_bits(tmp_path: Path) -> None:
     """Twenty steps, with an optimizer that had no slots yet; all optimizers of all forms."""
     expected = {}

@@ -76,6 +76,7 @@ def newest_first(directory: Path) -> list[Path]:
     return sorted(found, key=lambda p: -int(p.name[8:]))
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_is_used(tmp_path: Path) -> None:
     home = tmp_path / "kept"
     flags = ("--checkpoint_steps=60", "--checkpoint_seconds=0", f"--checkpoint_dir={home}")
