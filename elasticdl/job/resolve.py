@@ -12,6 +12,7 @@ from typing import Any
 from elasticdl.errors import Problem, UsageError
 from elasticdl.job import modes, names
 from elasticdl.job.checks import findings, roles
+from elasticdl.job.parts.allreduce import AllreducePart
 from elasticdl.job.resources import ResourceSpec
 from elasticdl.job.spec import JobSpec, knobs
 
@@ -150,6 +151,8 @@ def _notes(spec: JobSpec, runtime: str) -> list[str]:
             notes.append(f"{knob.flag}={knob.spell(value)} no longer means anything: {knob.gone}")
         elif role is not None and role not in present:
             notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: this job has no {role}")
+        elif knob.group == AllreducePart.title and spec.distribution_strategy != "AllreduceStrategy":
+            notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: this job does not train by all-reduce")
         elif knob.local is not None and runtime == "local":
             notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: {knob.local}")
         elif runtime == "local" and isinstance(value, ResourceSpec) and value.extended:
