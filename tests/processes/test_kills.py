@@ -39,6 +39,7 @@ def test_every_fault_point_there_is_has_its_test() -> None:
     assert {entry.partition("@")[0] for entries in POINTS.values() for entry in entries} == set(faults.POINTS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0])  # `make test-kills` runs twenty
 def test_random_workers_are_killed_and_every_record_is_trained_exactly_once(tmp_path: Path, seed: int) -> None:
     report = kill_run(tmp_path, seed, worker_kills=4, master_kills=0)

@@ -26,6 +26,7 @@ def _model(job: RunningJob, tmp: Path, name: str) -> tuple[dict[int, float], dic
     return rows, {k: float(v.reshape(())) for k, v in dense.items()}
 
 
+@pytest.mark.long
 def test_every_step_takes_the_rate_of_its_version(tmp_path: Path) -> None:
     """One worker: versions 0 to 49, one batch each. A rate of 0 is one too."""
     job = start_witness(
