@@ -60,7 +60,7 @@ def run(name: str, args: argparse.Namespace) -> int:
         "logs": _logs,
         "stop": _stop,
     }
-    state_dir = Path(args.state_dir).expanduser().absolute() if args.state_dir else names.default_state_dir()
+    state_dir = names.expanded(args.state_dir).absolute() if args.state_dir else names.default_state_dir()
     return commands[name](args, state_dir)
 
 

@@ -43,7 +43,7 @@ def check_output(spec: JobSpec) -> tuple[list[Problem], list[str]]:
     """Whether the model can be written where it should go, and what is there already."""
     if not spec.output:
         return [], []
-    path = Path(spec.output).expanduser()
+    path = Path(spec.output)
     if path.is_dir() and any(entry.name != ".partial" for entry in path.iterdir()):
         if _is_export(path):
             return [], [f"--output={spec.output} holds an exported model, which the new one will replace."]
@@ -56,12 +56,12 @@ def check_checkpoint_dir(spec: JobSpec) -> list[Problem]:
     """Whether checkpoints can be written where they should go."""
     if not spec.checkpoint_dir:
         return []
-    return _writable("--checkpoint_dir", spec.checkpoint_dir, Path(spec.checkpoint_dir).expanduser())
+    return _writable("--checkpoint_dir", spec.checkpoint_dir, Path(spec.checkpoint_dir))
 
 
 def claim_checkpoint_dir(spec: JobSpec, held: contextlib.ExitStack) -> list[Problem]:
     """Make the folder of the checkpoints this job's own for as long as it runs: two jobs would mix theirs up."""
-    path = Path(str(spec.checkpoint_dir)).expanduser()
+    path = Path(str(spec.checkpoint_dir))
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = held.enter_context((path / ".job").open("a+"))
@@ -105,7 +105,7 @@ def find_checkpoint(spec: JobSpec) -> tuple[Path | None, list[Problem], list[str
     from elasticdl.files import MANIFEST, verify
     from elasticdl.ps.snapshot import read_manifest
 
-    given = Path(spec.checkpoint_dir_for_init).expanduser().absolute()
+    given = Path(spec.checkpoint_dir_for_init).absolute()
     flag, value, notes = "--checkpoint_dir_for_init", spec.checkpoint_dir_for_init, []
     if not given.is_dir():
         return None, [Problem(flag, value, "there is no such directory", "Name the folder of a checkpoint.")], []

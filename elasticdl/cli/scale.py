@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import sys
-from pathlib import Path
 
 from elasticdl.cli.job_dir import find_job
 from elasticdl.cli.master_client import MasterClient
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    state_dir = Path(args.state_dir).expanduser().absolute() if args.state_dir else names.default_state_dir()
+    state_dir = names.expanded(args.state_dir).absolute() if args.state_dir else names.default_state_dir()
     if args.ps is None and args.workers is None:
         raise UsageError([Problem("scale", "", "nothing to change is given", "Give --ps N, --workers N or both.")])
     wrong = [(flag, n) for flag, n in (("--ps", args.ps), ("--workers", args.workers)) if n is not None and n < 1]

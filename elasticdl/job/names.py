@@ -77,11 +77,19 @@ def made_up_job_name(model: str, unique: str) -> str:
     return f"{base[: JOB_NAME_MAX - len(unique) - 1].strip('-')}-{unique}"
 
 
+def expanded(path: str) -> Path:
+    """With `~` and `~user` replaced as a shell does: a user that does not exist leaves the name as it is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def default_state_dir(env: Mapping[str, str] | None = None) -> Path:
     """Where local jobs are kept unless --state_dir says otherwise."""
     env = os.environ if env is None else env
     named = env.get(ENV_STATE_DIR, "").strip()
-    return Path(named).expanduser().absolute() if named else Path.home() / ".elasticdl" / "jobs"
+    return expanded(named).absolute() if named else Path.home() / ".elasticdl" / "jobs"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 from elasticdl.errors import Problem, UsageError
@@ -16,6 +16,10 @@ from elasticdl.job.parts.allreduce import AllreducePart
 from elasticdl.job.resources import ResourceSpec
 from elasticdl.job.spec import JobSpec, knobs
 
+PLACES = (
+    "model_zoo", "training_data", "validation_data", "prediction_data",
+    "output", "checkpoint_dir", "checkpoint_dir_for_init",
+)  # fmt: skip
 NOT_BUILT = {"evaluate": "evaluating a saved model", "predict": "prediction"}
 
 
@@ -58,7 +62,8 @@ def resolve(
     _older_spellings(spec, values, notes)
     _shape(spec, values, decisions, notes)
     if runtime == "local":
-        state_dir = Path(spec.state_dir).expanduser().absolute() if spec.state_dir else names.default_state_dir(env)
+        _homes(spec, values)
+        state_dir = names.expanded(spec.state_dir).absolute() if spec.state_dir else names.default_state_dir(env)
         values["state_dir"] = str(state_dir)
     else:
         values |= _requests_and_limits(spec)
@@ -104,6 +109,14 @@ def _older_spellings(spec: JobSpec, values: dict[str, Any], notes: list[str]) ->
     if spec.aux_params.get("disable_relaunch", "").lower() in ("true", "1", "yes"):
         values["relaunch_on_worker_failure"] = 0
         notes.append("--aux_params: disable_relaunch is read as --relaunch_on_worker_failure=0")
+
+
+def _homes(spec: JobSpec, values: dict[str, Any]) -> None:
+    """A shell leaves the `~` of --output=~/model to us."""
+    for name in PLACES:
+        given = values.get(name, getattr(spec, name))
+        if given and given.startswith("~"):
+            values[name] = str(names.expanded(given))
 
 
 def _shape(spec: JobSpec, values: dict[str, Any], decisions: list[str], notes: list[str]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from elasticdl.errors import Problem
+from elasticdl.job import names
 
 
 class _Loader(yaml.SafeLoader):
@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(path: str) -> tuple[dict[str, Any], list[Problem]]:
     """The file's keys and values as they stand there, with keys that are null left out."""
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
+        text = names.expanded(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
         return {}, [Problem("-f", path, f"cannot be read: {reason}", "Give a YAML file.")]

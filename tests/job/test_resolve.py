@@ -170,3 +170,13 @@ def test_resources_that_no_process_here_is_held_to_are_named() -> None:
     [note] = resolved(worker_resource_limit=limit).notes
     assert note.startswith("--worker_resource_limit: ephemeral-storage, nvidia.com/gpu changes nothing")
     assert not resolved(worker_resource_limit="cpu=1,memory=1Gi").notes
+
+
+def test_a_tilde_means_a_home_wherever_a_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    places = ("model_zoo", "training_data", "validation_data", "output", "checkpoint_dir", "state_dir")
+    spec = resolved(**{name: f"~/{name}" for name in places}).spec
+    assert {name: getattr(spec, name) for name in places} == {name: f"/home/me/{name}" for name in places}
+    assert resolved(model_def=None, model_file="~/zoo/net.py").spec.model_zoo == "/home/me/zoo"
+    assert resolved(output="~nobody-of-this-name/o").spec.output == "~nobody-of-this-name/o", "as a shell leaves it"
+    assert resolved(output="~/o", image_name="i").spec.output == "~/o", "the home of a pod is not ours"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticdl.cli.flags import read_spec
@@ -93,6 +93,7 @@ def test_a_job_survives_the_command_line(values: dict[str, Any], apart: bool) ->
 
 
 @settings(max_examples=100, deadline=None)
+@example({"state_dir": "~0", "output": "~0/o"})
 @given(JOBS)
 def test_any_job_can_be_resolved_and_resolving_again_changes_nothing(values: dict[str, Any]) -> None:
     once = resolve(JobSpec.model_validate(values), env={"ELASTICDL_STATE_DIR": "/s"}, unique="u")

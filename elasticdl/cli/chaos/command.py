@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     """Disturb the job until it has ended. 0: it succeeded and left nothing behind; 1: not so."""
     if sys.platform != "linux":
         raise UsageError([Problem("elasticdl chaos", "", "needs Linux: /proc and pidfd", "Run the job on Linux.")])
-    state_dir = Path(args.state_dir).expanduser().absolute() if args.state_dir else names.default_state_dir()
+    state_dir = names.expanded(args.state_dir).absolute() if args.state_dir else names.default_state_dir()
     job = find_job(state_dir, args.job)
     problems = []
     if not job.running:
