@@ -67,6 +67,11 @@ class Server:
             )
         )  # fmt: skip
 
+    def end(self) -> None:
+        """As the death of a process ends its connections: nobody waits for it any longer."""
+        self.over.set()
+        self._moved.set()
+
     async def run(self) -> None:
         stream = asyncio.create_task(self.link.run())
         await self.over.wait()
@@ -85,7 +90,7 @@ class Server:
             case "restore":
                 self._restore(m.restore)
             case "shutdown":
-                self.over.set()
+                self.end()
         self._report()
         self._moved.set()
 
@@ -245,7 +250,7 @@ class Stage:
                     self.tasks[replica.name] = asyncio.create_task(self._live(self.cluster.requests[replica.name]))
                 elif replica.phase is ReplicaPhase.GONE and old is not None:
                     if replica.name in self.servers:
-                        self.servers[replica.name].over.set()
+                        self.servers[replica.name].end()
                     old.cancel()
                     await asyncio.gather(old, return_exceptions=True)
 
