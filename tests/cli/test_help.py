@@ -22,6 +22,12 @@ def columns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return int(request.param)
 
 
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.mark.usefixtures("wide")
 def test_the_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([], ["--help"], ["-h"], ["help"]):
         assert main(words) == 0
@@ -31,6 +37,7 @@ def test_the_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) ->
                 assert f"  {name}" in shown and text.split(" (")[0].split(";")[0] in shown
 
 
+@pytest.mark.usefixtures("wide")
 def test_help_shows_the_common_flags_and_says_where_the_others_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == 0
     shown = capsys.readouterr().out
