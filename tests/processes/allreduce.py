@@ -92,13 +92,20 @@ def start(
     tmp: Path, name: str, description: Description, data: Path, *flags: str, part_seconds: float = 0.0,
     checkpoint_seconds: float = 0.0, **env: str,
 ) -> RunningJob:  # fmt: skip
-    """The job as the command line starts it, with a checkpoint of the last step."""
+    """The job as the command line starts it, with a checkpoint of the last step; slow, until it is told to hurry."""
+    slow = tmp / f"{name}-slow"
+    slow.touch()
     given = [f"--{name}={_spelled(value)}" for name, value in description.spec(data).given().items()]
     return harness.start(
         tmp, name, *given, f"--checkpoint_dir={tmp / name}-checkpoints", f"--output={tmp / name}-model",
         f"--checkpoint_steps={description.steps}", f"--checkpoint_seconds={checkpoint_seconds}", *flags,
-        env={"PEBBLE_SECONDS": str(part_seconds), **env},
+        env={"PEBBLE_SECONDS": str(part_seconds), "PEBBLE_SLOW": str(slow), **env},
     )  # fmt: skip
+
+
+def hurry(job: RunningJob) -> None:
+    """All that was to happen has: the rest of the job may take as little time as it can."""
+    job.output.with_name(f"{job.paths.job_name}-slow").unlink(missing_ok=True)
 
 
 def _spelled(value: object) -> str:
@@ -109,6 +116,7 @@ def check(
     job: RunningJob, description: Description, alone: tuple[dict[str, torch.Tensor], dict[int, dict[str, float]]]
 ) -> dict[str, Any]:
     """The job succeeded, trained each record once in each epoch, and leaves what one process alone gets."""
+    hurry(job)
     code, result = job.finish()
     assert code == 0 and result["outcome"] == "succeeded", f"{result}\n{job.story()}"
     status: Any = result["status"]
