@@ -12,6 +12,9 @@ tuned: heartbeats every 10 ms that may be 100 ms late, a group that waits 0.25 s
 
 Ours keeps a step's batch when a worker is lost, so that a step of the new world takes longer; torchft's batch shrinks
 with the number of workers. Hence the column less one step of the new world.
+
+The parts of a recovery (detect, abort, agree, rebuild, copy, first step) are those that `elasticdl status` shows: from
+when the launcher saw the process end. They follow each other; medians of each need not add up to that of the total.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ from benchmarks.peers.contenders import (
 )
 from benchmarks.peers.observing import Seen, full_strength, longest_gap, recovery, step_seconds
 from benchmarks.report import about, write
+from elasticdl.cli.view import CHANGE_PARTS
 
 START_SECONDS, RECOVERY_SECONDS = 60.0, 90.0
 STEADY, AFTER = 12, 8  # steps seen before the event and after it
@@ -96,6 +100,7 @@ def kill(workers: int) -> Scenario:
         try:
             lost, when, _ = signalled(run, workers, signal.SIGKILL, dice)
             seen = run.wait(lambda s: new_world(s, lost, when), RECOVERY_SECONDS, "steps after a kill")
+            breakdown = run.breakdown(lost=True)
         finally:
             run.end()
         found = recovery(seen, lost, when)
@@ -112,7 +117,8 @@ def kill(workers: int) -> Scenario:
             "samples repeated": found.steps_redone * toy.minibatch_size * workers,
             "samples lost": (dropped + found.steps_missing * workers) * toy.minibatch_size,
             "survivors restarted": found.restarted,
-            "breakdown": found.marks,
+            "marks": found.marks,
+            "breakdown": breakdown,
         }
 
     return measure
@@ -123,6 +129,7 @@ def leave(contender: Contender, folder: Path, dice: random.Random) -> Numbers:
     try:
         lost, when, _ = signalled(run, 2, signal.SIGTERM, dice)
         seen = run.wait(lambda s: new_world(s, lost, when), RECOVERY_SECONDS, "steps after a SIGTERM")
+        breakdown = run.breakdown(lost=True)
     finally:
         run.end()
     found = recovery(seen, lost, when)
@@ -136,6 +143,7 @@ def leave(contender: Contender, folder: Path, dice: random.Random) -> Numbers:
         "steps redone": found.steps_redone,
         "survivors restarted": found.restarted,
         "skipped": found.skipped,
+        "breakdown": breakdown,
     }
 
 
@@ -149,6 +157,7 @@ def join(contender: Contender, folder: Path, dice: random.Random) -> Numbers:
         members, when = before.worlds()[-2].pids, time.monotonic()
         run.join()
         seen = run.wait(lambda s: s.steady(3, 5, when), RECOVERY_SECONDS, "steps of three workers")
+        breakdown = run.breakdown(lost=False)
     finally:
         run.end()
     whole = next(w for w in seen.worlds() if w.when > when and len(w.pids) == 3)
@@ -164,6 +173,7 @@ def join(contender: Contender, folder: Path, dice: random.Random) -> Numbers:
         "step after": steps[1],
         "survivors restarted": len(members - kept),
         "ready to first step of three": whole.when - ready,
+        "breakdown": breakdown,
     }
 
 
@@ -177,9 +187,10 @@ def standby(contender: Contender, folder: Path, dice: random.Random) -> Numbers:
         run.replace()
         full = "two workers again"
         seen = run.wait(lambda s: full_strength(s, 2, lost, when) is not None, RECOVERY_SECONDS, full)
+        breakdown = run.breakdown(lost=True)
     finally:
         run.end()
-    return {"full strength": full_strength(seen, 2, lost, when)}
+    return {"full strength": full_strength(seen, 2, lost, when), "breakdown": breakdown}
 
 
 SCENARIOS: dict[str, tuple[str, Scenario]] = {
@@ -237,8 +248,7 @@ def report(scenario: str, found: dict[str, Any]) -> str:
         shown = ("-" if (v := result["median"][c]) is None else f"{v:.3g}" for c in columns)
         lines.append(f"{name:22}" + "".join(f"{v:>{w}}" for v, w in zip(shown, wide, strict=True)))
         if breakdown := result["median"].get("breakdown"):
-            order = sorted(breakdown.items(), key=lambda item: item[1])
-            lines.append(" " * 6 + ", ".join(f"{part} {1e3 * s:.0f} ms" for part, s in order))
+            lines.append(" " * 6 + ", ".join(f"{p} {1e3 * breakdown[p]:.0f} ms" for p in CHANGE_PARTS))
     ours = found.get("elasticdl", {}).get("median")
     if ours and ours[columns[0]]:
         others = ((n, r["median"][columns[0]]) for n, r in found.items() if n != "elasticdl" and "median" in r)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import re
 import signal
@@ -24,6 +25,7 @@ from typing import Protocol
 import psutil
 
 from benchmarks.peers.observing import Commit, Mark, Seen
+from elasticdl.cli.view import CHANGE_PARTS
 from elasticdl.job.names import ENV_REPLICA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,6 +100,10 @@ class Run:
 
     def replace(self) -> None:
         """What replaces a lost worker does so by itself, unless a contender needs help."""
+
+    def breakdown(self, lost: bool) -> dict[str, float]:
+        """How long each part of the last change took, where the contender tells: one that lost somebody, or not."""
+        return {}
 
     def story(self) -> str:
         outputs = sorted(self.folder.glob("*.out"))
@@ -357,6 +363,13 @@ class ElasticDLRun(Run):
         command = [sys.executable, "-m", "elasticdl", "scale", "toy", f"--workers={self.workers}", "--timeout=0"]
         command.append(f"--state_dir={self.folder / 'state'}")
         subprocess.run(command, cwd=ROOT, check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+    def breakdown(self, lost: bool) -> dict[str, float]:
+        """As `elasticdl status` shows it; the parts follow each other."""
+        command = [sys.executable, "-m", "elasticdl", "status", "toy", "--json", f"--state_dir={self.folder / 'state'}"]
+        told = subprocess.run(command, cwd=ROOT, check=True, timeout=60, capture_output=True).stdout
+        found = [change for change in json.loads(told)["status"]["changes"] if ("without" in change["who"]) == lost]
+        return {part: found[-1][f"{part}_seconds"] for part in CHANGE_PARTS} if found else {}
 
     def story(self) -> str:
         logs = sorted((self.folder / "state").rglob("*.log"))

@@ -151,7 +151,7 @@ class Elastic:
         self._saver = Saver(control.saved)
         self._committed_at = time.monotonic()
         self._reading: Reading | None = None  # figures of the last step, on their way
-        self._loss = math.nan
+        self._loss: float | None = None  # of the last step whose figures are here
         self.skipped_steps = 0  # by this worker: their gradients were not finite
 
     # What it tells.
@@ -408,6 +408,7 @@ class Elastic:
         self._control.commit(self._loss, now - self._committed_at, stop)
         self._committed_at = now
         if self._reading is None:
+            assert self._loss is not None
             self._hooks.committed(step + 1, self._loss)
         elif self.finished:
             self._settle()
@@ -417,12 +418,13 @@ class Elastic:
         reading, self._reading = self._reading, None
         if reading is None:
             return True
-        lowest, highest, self._loss = reading.values()
+        lowest, highest, loss = reading.values()
+        self._loss = loss
         finite = math.isfinite(lowest) and math.isfinite(highest)
         if not finite:
-            self._not_finite(reading.step, self._loss)
+            self._not_finite(reading.step, loss)
         elif not reading.at_once and not self._terms.skip_nonfinite:
-            self._hooks.committed(reading.step + 1, self._loss)
+            self._hooks.committed(reading.step + 1, loss)
         return finite
 
     def _apply(self, mean: torch.Tensor, step: int) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from elasticdl.cli.view import STYLES, duration, number, short_name
+from elasticdl.cli.view import CHANGE_PARTS, STYLES, duration, number, short_name
 from elasticdl.wire import control_pb2 as pb
 
 
@@ -119,6 +119,17 @@ def status_json(status: pb.Status) -> dict[str, Any]:
         "repeated_batches": status.repeated_batches,
         "servers": status.servers,
         "recovery_seconds": list(status.recovery_seconds),
+        "changes": [
+            {
+                "generation": w.generation,
+                "at": w.at,
+                "who": w.who,
+                "why": w.why,
+                "copied_bytes": w.copied_bytes,
+                **{f"{part}_seconds": getattr(w, part) for part in CHANGE_PARTS},
+            }
+            for w in status.changes
+        ],
         "bad_records": list(status.bad_records),
         "started_at": status.started_at,
         "now": status.now,

@@ -30,7 +30,8 @@ STYLES = {
     "died": "bold red",
 }
 WORDS = {"launched": "starting", "running": "starting", "joined": "working"}  # the core's words, for people
-_GONE_SHOWN, _EVALUATIONS_SHOWN, _DECISIONS_SHOWN = 2, 4, 4
+_GONE_SHOWN, _EVALUATIONS_SHOWN, _DECISIONS_SHOWN, _CHANGES_SHOWN = 2, 4, 4, 3
+CHANGE_PARTS = ("detect", "abort", "agree", "rebuild", "copy", "first_step", "total")  # of a world
 
 
 def duration(seconds: float) -> str:
@@ -94,6 +95,8 @@ class View:
             parts.append(self._figures(status))
             room = max(2, height - 8)
             parts += [part for part in (evaluations(status), replicas(status, room // 2)) if part is not None]
+            if height > 20 and (changed := changes(status)) is not None:
+                parts.append(changed)
             shown = decisions(status, _DECISIONS_SHOWN if height > 20 else 1)
             parts += [shown] if shown is not None else []
         if self.master_away:
@@ -174,6 +177,18 @@ def replicas(status: pb.Status, room: int = 20) -> RenderableType | None:
     hidden = len(shown) - max(room, 3)
     if hidden > 0:
         table.add_row(f"and {hidden} more", "", "", "")
+    return table
+
+
+def changes(status: pb.Status, most: int = _CHANGES_SHOWN) -> RenderableType | None:
+    """How long each part of the last changes of the world took."""
+    if not status.changes:
+        return None
+    table = _table("world", *(part.replace("_", " ") for part in CHANGE_PARTS), "change")
+    for change in status.changes[-most:]:
+        parts = (f"{1e3 * getattr(change, part):,.0f} ms" for part in CHANGE_PARTS)
+        who = change.who.replace(f"{APP}-{status.job}-", "")
+        table.add_row(str(change.generation), *parts, who)
     return table
 
 

@@ -10,7 +10,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from elasticdl.cluster.exits import Circumstances, OutOfMemoryKills, classify
@@ -64,6 +66,7 @@ class Process:
         self._killed = False  # by us
         self._killed_because = ""
         self._ending: asyncio.Task[None] | None = None
+        self._ended_at = 0.0
         limit = "-" if request.memory_limit_bytes is None else str(request.memory_limit_bytes)
         env = environment_of(request, base_environment)
         shim = [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid()), limit, env.get("LC_CTYPE", "-")]
@@ -105,6 +108,7 @@ class Process:
     def _leader_ended(self) -> None:
         if self._stop_timer is not None:
             self._stop_timer.cancel()
+        self._ended_at = time.time()
         self._ending = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
@@ -127,7 +131,7 @@ class Process:
             kernel_killed_for_memory=killed_by_others and self._kills_for_memory.take_one(),
             killed_because=self._killed_because,
         )
-        return classify(wait_status, known)
+        return replace(classify(wait_status, known), at=self._ended_at)
 
     async def _end_group(self) -> None:
         """Kill what the replica left behind and wait for it: once the replica is gone its ports and files are free."""

@@ -6,7 +6,7 @@ import math
 import re
 import signal
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -63,6 +63,7 @@ class Exit:
     oom: bool
     reason: str  # in words: "exit code 1", "killed by SIGKILL", "out of memory: …"
     last_lines: tuple[str, ...] = ()  # the end of its log
+    at: float = field(default=0.0, compare=False)  # seconds since 1970; 0: not known
 
     @property
     def from_outside(self) -> bool:

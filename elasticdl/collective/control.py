@@ -39,6 +39,7 @@ class SharedSession:
         self._failure: BaseException | None = None
         self._interrupts: list[Interrupt] = []
         self._deliver: tuple[int, Deliver] | None = None
+        self._heard_at: float | None = None  # that the present world is to end
         self.seconds: dict[str, float] = {}  # what the training thread did, for how long
         session.doing("wait", clock())
 
@@ -117,11 +118,17 @@ class SharedSession:
             if self._session.cut_off(self._clock()):
                 raise self._cut_off()
 
-    def commit(self, loss: float, seconds: float, stop: bool) -> None:
+    def commit(self, loss: float | None, seconds: float, stop: bool) -> None:
         with self._changed:
-            self._session.commit(loss, seconds, stop)
+            first = self._session.commit(loss, seconds, stop)
+            pulse = self._session.pulse(self._clock())
+        if first:  # the change to this world is over
+            self._send([pulse])
 
     def leave_world(self, error: str = "", suspects: Sequence[str] = (), unreadable: str = "") -> None:
+        with self._changed:
+            since, self._heard_at = self._heard_at, None
+            self._session.left_seconds = 0.0 if since is None else self._clock() - since
         self._tell(lambda s: s.leave_world(error, suspects, unreadable))
 
     def store(self, generation: int, key: str, value: bytes) -> None:
@@ -280,6 +287,8 @@ class WorldControl(SharedSession):
         with self._changed:
             self._session.connected()
             answers = self._session.receive(message)
+            if self._heard_at is None and self._session.flag:
+                self._heard_at = self._clock()
             deliver = self._deliver
             self._changed.notify_all()
         if message.WhichOneof("body") == "stored" and deliver is not None and deliver[0] == message.stored.generation:

@@ -63,6 +63,8 @@ class WorldSession:
     phase: str = "wait"
     phase_since: float = 0.0
     loss: float | None = None
+    first_step_seconds: float = 0.0  # of the present world
+    left_seconds: float = 0.0  # from hearing of the newest proposal until the world before was left
     _step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_STEPS))
     _said: dict[str, bytes] = field(default_factory=dict)  # what this worker put into the store of the newest world
     _old_master: bool = False  # the stream leads to a master that has a successor
@@ -234,7 +236,7 @@ class WorldSession:
         """No world holds this worker any more; it will be in the newest one, once that starts."""
         assert self.world is None and self.proposal is not None
         self.confirmed, self.answered = self.proposal.generation, True
-        confirmed = pb.Confirmed(generation=self.confirmed, state=_name(self.state))
+        confirmed = pb.Confirmed(generation=self.confirmed, state=_name(self.state), left_seconds=self.left_seconds)
         return [pb.FromReplica(confirmed=confirmed)]
 
     def enter(self) -> pb.Start | None:
@@ -244,6 +246,7 @@ class WorldSession:
             return None
         self.world, self.start = self.start, None
         self.formed = self.stopping = False
+        self.first_step_seconds = self.left_seconds = 0.0
         self._said.clear()
         return self.world
 
@@ -262,13 +265,18 @@ class WorldSession:
         )
         return [pb.FromReplica(formed=formed)]
 
-    def commit(self, loss: float, seconds: float, stop: bool) -> None:
-        """One more step is in the model. `stop`: some member knew of a world to come, so all stop here."""
+    def commit(self, loss: float | None, seconds: float, stop: bool) -> bool:
+        """One more step is in the model; whether it is the world's first. `stop`: some member knew of a world to come,
+        so all stop here. A loss that is None is not known yet."""
         assert self.world is not None and self.formed
         self.state = (self.world.generation, self.state[1] + 1)
-        self.loss = loss
+        self.loss = self.loss if loss is None else loss
         self._step_seconds.append(seconds)
         self.stopping = self.stopping or stop
+        first = not self.first_step_seconds
+        if first:
+            self.first_step_seconds = seconds
+        return first
 
     def leave_world(self, error: str = "", suspects: Sequence[str] = (), unreadable: str = "") -> list[pb.FromReplica]:
         """Give the present world up for good; with an error, because it broke by itself."""
@@ -331,6 +339,7 @@ class WorldSession:
             phase=self.phase,
             seconds=max(0.0, now - self.phase_since),
             step_seconds=self.step_seconds,
+            first_step_seconds=self.first_step_seconds,
         )
         if self.loss is not None:
             pulse.loss, pulse.has_loss = self.loss, True

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from elasticdl.core.changes import Changes
 from elasticdl.core.checkpoints import Checkpoints, Schedule
 from elasticdl.core.commands import (
     Announce,
@@ -109,6 +110,7 @@ class AllreduceJob:
     outcome: str = ""
     reason: str = ""
     recoveries: list[Recovery] = field(default_factory=list)
+    changes: Changes = field(default_factory=Changes)
     repeated: int = 0  # steps trained again because everybody was lost
     now: float = 0.0  # of the last event
 
@@ -139,6 +141,7 @@ class AllreduceJob:
             out += self._follow(now)
         if self.membership.training and self.membership.generation != world:
             out += self._trains(now)
+        out += self.changes.heard(event, out, self.membership.training, now)
         for place, command in enumerate(out):
             if isinstance(command, FinishJob):
                 self.outcome, self.reason = command.outcome, command.reason

@@ -47,6 +47,7 @@ class ReplicaGone(Event):
     cause: str  # one of core.replicas.CAUSES
     reason: str
     last_lines: tuple[str, ...] = ()
+    at: float = 0.0  # when it ended; 0: not known
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,7 @@ class WorldConfirmed(Event):
     worker: str
     generation: int
     state: tuple[int, int]  # the generation that committed it, and its step
+    left_seconds: float = 0.0  # from hearing of this world until the one before was left
 
 
 @dataclass(frozen=True)
@@ -242,6 +244,7 @@ class StepsCommitted(Event):
     generation: int
     step: int
     loss: float | None = None
+    first_step_seconds: float = 0.0  # of the first step of its world; 0: not known
 
 
 @dataclass(frozen=True)
@@ -265,6 +268,7 @@ class WorkerHung(Event):
 
     worker: str
     reason: str
+    since: float = 0.0  # 0: not known
 
 
 # What the shell did.

@@ -41,17 +41,21 @@ class Pulses:
         learnt = max(self.step_seconds.values(), default=0.0)
         return min(self.hang_seconds, max(FLOOR_SECONDS, STEPS * learnt)) if learnt else self.hang_seconds
 
-    def hung(self, members: Iterable[str], now: float) -> list[tuple[str, str]]:
-        """Who of these stands still, and in which words to say so. Who waits in the exchange waits for others."""
+    def hung(self, members: Iterable[str], now: float) -> list[tuple[str, str, float]]:
+        """Who of these stands still, how to say so, and since when. Who waits in the exchange waits for others."""
         found, limit = [], self.limit_seconds
         for name in members:
             beat = self.beats.get(name)
             if beat is None:
                 continue
             if now - beat.heard >= limit:
-                found.append((name, f"silent for {now - beat.heard:.1f} s, at step {beat.step} in {beat.phase}"))
+                found.append(
+                    (name, f"silent for {now - beat.heard:.1f} s, at step {beat.step} in {beat.phase}", beat.heard)
+                )
             elif now - beat.since >= self._limit_of(beat.phase):
-                found.append((name, f"{beat.phase} of step {beat.step} lasts {now - beat.since:.1f} s already"))
+                found.append(
+                    (name, f"{beat.phase} of step {beat.step} lasts {now - beat.since:.1f} s already", beat.since)
+                )
         return found
 
     def _limit_of(self, phase: str) -> float:

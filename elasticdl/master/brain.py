@@ -62,8 +62,8 @@ def event_of(replica: str, message: pb.FromReplica) -> e.Event:
         case "restored":
             return e.ServerRestored(replica, message.restored.timeline, message.restored.error)
         case "confirmed":
-            held = message.confirmed.state
-            return e.WorldConfirmed(replica, message.confirmed.generation, (held.generation, held.step))
+            k = message.confirmed
+            return e.WorldConfirmed(replica, k.generation, (k.state.generation, k.state.step), k.left_seconds)
         case "broken":
             b = message.broken
             return e.WorldBroken(replica, b.generation, b.step, b.error, tuple(b.suspects), b.unreadable)

@@ -259,5 +259,5 @@ def _event_of(replica: ReplicaStatus) -> e.Event | None:
         return e.ReplicaStarted(replica.name, replica.uid)
     if replica.phase is ReplicaPhase.GONE and replica.exit is not None:
         end = replica.exit
-        return e.ReplicaGone(replica.name, replica.uid, cause_of(end), end.reason, end.last_lines)
+        return e.ReplicaGone(replica.name, replica.uid, cause_of(end), end.reason, end.last_lines, end.at)
     return None

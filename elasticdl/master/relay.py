@@ -49,14 +49,17 @@ class Relay:
         if pulse.step <= self._job.step or pulse.generation != self._job.membership.running_generation:
             return None
         last = pulse.step >= self._job.terms.plan.total_steps  # it is not kept waiting
+        # Nor is the first of a world: with it the change to that world is over.
+        last = last or (self._job.changes.under_way is not None and pulse.first_step_seconds > 0)
         if now - self._told_at < COMMIT_SECONDS and (self._told == at or not last):
             return None
         self._told_at, self._told = now, at
-        return e.StepsCommitted(worker, pulse.generation, pulse.step, pulse.loss if pulse.has_loss else None)
+        loss = pulse.loss if pulse.has_loss else None
+        return e.StepsCommitted(worker, pulse.generation, pulse.step, loss, pulse.first_step_seconds)
 
     def hung(self, now: float) -> list[e.Event]:
         """Members that stand still."""
-        return [e.WorkerHung(name, why) for name, why in self.pulses.hung(self._watched(), now)]
+        return [e.WorkerHung(*found) for found in self.pulses.hung(self._watched(), now)]
 
     def deadline(self) -> float | None:
         return self.pulses.deadline(self._watched())

@@ -10,6 +10,8 @@ from elasticdl.core.replicas import State
 from elasticdl.master.status import Chronicle
 from elasticdl.wire import control_pb2 as pb
 
+CHANGES_SHOWN = 10
+
 
 def world_phase(job: AllreduceJob) -> str:
     if job.outcome:
@@ -53,6 +55,12 @@ def world_status(job: AllreduceJob, chronicle: Chronicle, now: float, master_sta
         generation=membership.generation,
         world=membership.members,
     )
+    for change in job.changes.done[-CHANGES_SHOWN:]:
+        parts = {name.replace(" ", "_"): seconds for name, seconds in change.parts.items()}
+        out.changes.add(
+            generation=change.generation, at=change.began, who=change.who, why="; ".join(change.why),
+            total=change.seconds, copied_bytes=change.copied_bytes, **parts,
+        )  # fmt: skip
     for version, metrics in job.evaluations:
         out.evaluations.add(version=version, metrics=json.loads(metrics))
     for r in job.replicas.replicas.values():

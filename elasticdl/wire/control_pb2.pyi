@@ -202,12 +202,14 @@ class StateName(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Confirmed(_message.Message):
-    __slots__ = ("generation", "state")
+    __slots__ = ("generation", "state", "left_seconds")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    LEFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     state: StateName
-    def __init__(self, generation: _Optional[int] = ..., state: _Optional[_Union[StateName, _Mapping]] = ...) -> None: ...
+    left_seconds: float
+    def __init__(self, generation: _Optional[int] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., left_seconds: _Optional[float] = ...) -> None: ...
 
 class Broken(_message.Message):
     __slots__ = ("generation", "step", "error", "suspects", "unreadable")
@@ -224,7 +226,7 @@ class Broken(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., error: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ..., unreadable: _Optional[str] = ...) -> None: ...
 
 class Pulse(_message.Message):
-    __slots__ = ("generation", "step", "phase", "seconds", "loss", "has_loss", "step_seconds")
+    __slots__ = ("generation", "step", "phase", "seconds", "loss", "has_loss", "step_seconds", "first_step_seconds")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +234,7 @@ class Pulse(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     HAS_LOSS_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     phase: str
@@ -239,7 +242,8 @@ class Pulse(_message.Message):
     loss: float
     has_loss: bool
     step_seconds: float
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., step_seconds: _Optional[float] = ...) -> None: ...
+    first_step_seconds: float
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., step_seconds: _Optional[float] = ..., first_step_seconds: _Optional[float] = ...) -> None: ...
 
 class Stored(_message.Message):
     __slots__ = ("generation", "key", "value")
@@ -585,7 +589,7 @@ class ScaleReply(_message.Message):
     def __init__(self, refused: _Optional[str] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("job", "phase", "reason", "records_done", "records_total", "epoch", "epochs", "version", "version_total", "loss", "has_loss", "records_per_second", "evaluations", "replicas", "decisions", "losses", "recovery_seconds", "bad_records", "started_at", "now", "output", "checkpoint", "master_starts", "epochs_done", "audit", "timeline", "repeated_batches", "servers", "servers_wanted", "rollbacks", "mode", "skipped_batches", "generation", "world")
+    __slots__ = ("job", "phase", "reason", "records_done", "records_total", "epoch", "epochs", "version", "version_total", "loss", "has_loss", "records_per_second", "evaluations", "replicas", "decisions", "losses", "recovery_seconds", "bad_records", "started_at", "now", "output", "checkpoint", "master_starts", "epochs_done", "audit", "timeline", "repeated_batches", "servers", "servers_wanted", "rollbacks", "mode", "skipped_batches", "generation", "world", "changes")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -620,6 +624,7 @@ class Status(_message.Message):
     SKIPPED_BATCHES_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WORLD_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     reason: str
@@ -654,7 +659,36 @@ class Status(_message.Message):
     skipped_batches: int
     generation: int
     world: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., version: _Optional[int] = ..., version_total: _Optional[int] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., records_per_second: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationStatus, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., losses: _Optional[int] = ..., recovery_seconds: _Optional[_Iterable[float]] = ..., bad_records: _Optional[_Iterable[str]] = ..., started_at: _Optional[float] = ..., now: _Optional[float] = ..., output: _Optional[str] = ..., checkpoint: _Optional[str] = ..., master_starts: _Optional[int] = ..., epochs_done: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., audit: _Optional[str] = ..., timeline: _Optional[int] = ..., repeated_batches: _Optional[int] = ..., servers: _Optional[int] = ..., servers_wanted: _Optional[int] = ..., rollbacks: _Optional[int] = ..., mode: _Optional[str] = ..., skipped_batches: _Optional[int] = ..., generation: _Optional[int] = ..., world: _Optional[_Iterable[str]] = ...) -> None: ...
+    changes: _containers.RepeatedCompositeFieldContainer[WorldChange]
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., version: _Optional[int] = ..., version_total: _Optional[int] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., records_per_second: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationStatus, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., losses: _Optional[int] = ..., recovery_seconds: _Optional[_Iterable[float]] = ..., bad_records: _Optional[_Iterable[str]] = ..., started_at: _Optional[float] = ..., now: _Optional[float] = ..., output: _Optional[str] = ..., checkpoint: _Optional[str] = ..., master_starts: _Optional[int] = ..., epochs_done: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., audit: _Optional[str] = ..., timeline: _Optional[int] = ..., repeated_batches: _Optional[int] = ..., servers: _Optional[int] = ..., servers_wanted: _Optional[int] = ..., rollbacks: _Optional[int] = ..., mode: _Optional[str] = ..., skipped_batches: _Optional[int] = ..., generation: _Optional[int] = ..., world: _Optional[_Iterable[str]] = ..., changes: _Optional[_Iterable[_Union[WorldChange, _Mapping]]] = ...) -> None: ...
+
+class WorldChange(_message.Message):
+    __slots__ = ("generation", "at", "who", "why", "detect", "abort", "agree", "rebuild", "copy", "first_step", "total", "copied_bytes")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    DETECT_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    AGREE_FIELD_NUMBER: _ClassVar[int]
+    REBUILD_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    at: float
+    who: str
+    why: str
+    detect: float
+    abort: float
+    agree: float
+    rebuild: float
+    copy: float
+    first_step: float
+    total: float
+    copied_bytes: int
+    def __init__(self, generation: _Optional[int] = ..., at: _Optional[float] = ..., who: _Optional[str] = ..., why: _Optional[str] = ..., detect: _Optional[float] = ..., abort: _Optional[float] = ..., agree: _Optional[float] = ..., rebuild: _Optional[float] = ..., copy: _Optional[float] = ..., first_step: _Optional[float] = ..., total: _Optional[float] = ..., copied_bytes: _Optional[int] = ...) -> None: ...
 
 class EpochStatus(_message.Message):
     __slots__ = ("epoch", "records", "batches")

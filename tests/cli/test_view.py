@@ -62,6 +62,20 @@ def drawn(view: View, width: int = 110, height: int = 40) -> str:
     return file.getvalue()
 
 
+def test_the_view_shows_how_long_each_part_of_a_change_of_the_world_took() -> None:
+    status = training()
+    status.changes.add(
+        generation=7, who="without elasticdl-mnist-worker-1", detect=0.004, abort=0.012, agree=0.003, rebuild=0.017,
+        copy=0.0, first_step=0.0884, total=0.1244,
+    )  # fmt: skip
+    view = View("mnist")
+    view.update(status)
+    (line,) = [line for line in drawn(view).splitlines() if "without" in line]
+    assert " ".join(line.split()) == "7 4 ms 12 ms 3 ms 17 ms 0 ms 88 ms 124 ms without worker-1"
+    (told,) = summary.status_json(status)["changes"]
+    assert told["first_step_seconds"] == 0.0884 and told["who"] == "without elasticdl-mnist-worker-1"
+
+
 def test_the_view_shows_progress_loss_metrics_replicas_and_decisions() -> None:
     view = View("mnist", hint="Ctrl-C stops with a checkpoint")
     view.update(training())

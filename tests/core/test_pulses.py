@@ -15,14 +15,14 @@ def test_who_waits_in_the_exchange_is_never_the_one_that_is_hung() -> None:
     pulses = Pulses(hang_seconds=300)
     heard(pulses, "a", "exchange", 100, now=100)
     heard(pulses, "b", "compute", 100, now=100)
-    assert pulses.hung(["a", "b"], 100) == [("b", "compute of step 7 lasts 100.0 s already")]
+    assert pulses.hung(["a", "b"], 100) == [("b", "compute of step 7 lasts 100.0 s already", 0)]
 
 
 def test_who_says_nothing_any_more_is_hung_wherever_it_was() -> None:
     pulses = Pulses(hang_seconds=300)
     heard(pulses, "a", "exchange", 0, now=10)
     assert pulses.hung(["a"], 10 + FLOOR_SECONDS - 0.1) == []
-    assert pulses.hung(["a"], 10 + FLOOR_SECONDS) == [("a", "silent for 5.0 s, at step 7 in exchange")]
+    assert pulses.hung(["a"], 10 + FLOOR_SECONDS) == [("a", "silent for 5.0 s, at step 7 in exchange", 10)]
     assert pulses.hung([], 1000) == [], "only members of the world are waited for"
 
 
@@ -41,7 +41,7 @@ def test_what_the_step_time_says_nothing_about_may_take_as_long_as_the_flag_allo
     heard(pulses, "a", phase, 299, now=299)
     assert pulses.hung(["a"], 299) == []
     heard(pulses, "a", phase, 300, now=300)
-    assert [name for name, _ in pulses.hung(["a"], 300)] == ["a"]
+    assert [name for name, *_ in pulses.hung(["a"], 300)] == ["a"]
 
 
 def test_the_clock_is_asked_for_when_somebody_may_turn_out_to_be_hung() -> None:
