@@ -13,7 +13,8 @@ namespace elasticdl {
 struct MergeScratch {
   uint64_t* table;  // 2^table_bits entries, at least twice the ids
   unsigned table_bits;
-  const float** sources;  // out: one gradient per distinct slot, in the caller's array or in `sums`
+  int64_t* ids;           // out: the distinct ones, in order of first appearance
+  const float** sources;  // out: the gradient of each, in the caller's array or in `sums`
   float* sums;            // room for half as many gradients as ids
 };
 
@@ -26,8 +27,8 @@ struct Passes {
   // The weights of each slot's row, one after the other.
   void (*gather)(const RowsHead& rows, const uint32_t* slots, size_t n, float* out);
 
-  // Distinct slots to the front of `slots`, in order of first appearance, gradients of repeats added in that order.
-  size_t (*merge)(uint32_t* slots, const float* gradients, size_t n, size_t dim, const MergeScratch& scratch);
+  // The distinct ids, gradients of repeats added in their order. Returns how many there are.
+  size_t (*merge)(const int64_t* ids, const float* gradients, size_t n, size_t dim, const MergeScratch& scratch);
 
   // One optimizer step on each row. Gradient i is sources[i], or row i of `gradients` when sources is null.
   using Apply = void (*)(const RowsHead& rows, const uint32_t* slots, const float* gradients,

@@ -97,24 +97,31 @@ void gather(const RowsHead& rows, const uint32_t* slots, size_t n, float* out) {
   }
 }
 
-// A table entry is slot << 32 | position among the distinct ones; all ones is empty (kAbsent is no slot).
-size_t merge(uint32_t* slots, const float* gradients, size_t n, size_t dim, const MergeScratch& scratch) {
-  const unsigned shift = 32 - scratch.table_bits;
+// Ids, not slots: what is repeated is looked up in the index once. A table entry is the upper half of an id's hash and
+// the id's position among the distinct ones; all ones is empty.
+size_t merge(const int64_t* ids, const float* gradients, size_t n, size_t dim, const MergeScratch& scratch) {
+  const unsigned shift = 64 - scratch.table_bits;
   const uint32_t mask = (1u << scratch.table_bits) - 1;
+  constexpr uint64_t kEmpty = ~uint64_t{0};
   uint64_t* table = scratch.table;
-  for (size_t i = 0; i <= mask; ++i) table[i] = ~uint64_t{0};
-  const auto home = [shift](uint32_t slot) { return (slot * 0x9e3779b1u) >> shift; };
-  size_t distinct = 0;
+  for (size_t i = 0; i <= mask; ++i) table[i] = kEmpty;
+  const auto spread = [](int64_t id) { return static_cast<uint64_t>(id) * 0x9e3779b97f4a7c15ULL; };
+  const auto home = [shift](uint64_t hash) { return static_cast<uint32_t>(hash >> shift); };
+  uint32_t distinct = 0;
   float* free_sum = scratch.sums;
   for (size_t i = 0; i < n; ++i) {
-    if (i + kMergeAhead < n) __builtin_prefetch(table + home(slots[i + kMergeAhead]), 1);
-    const uint32_t slot = slots[i];
+    if (i + kMergeAhead < n) __builtin_prefetch(table + home(spread(ids[i + kMergeAhead])), 1);
+    const int64_t id = ids[i];
     const float* gradient = gradients + i * dim;
-    uint32_t at = home(slot);
-    while (table[at] != ~uint64_t{0} && table[at] >> 32 != slot) at = (at + 1) & mask;
-    if (table[at] == ~uint64_t{0}) {
-      table[at] = uint64_t{slot} << 32 | distinct;
-      slots[distinct] = slot;
+    const uint64_t hash = spread(id);
+    uint32_t at = home(hash);
+    while (table[at] != kEmpty &&
+           ((table[at] ^ hash) >> 32 != 0 || scratch.ids[static_cast<uint32_t>(table[at])] != id)) {
+      at = (at + 1) & mask;
+    }
+    if (table[at] == kEmpty) {
+      table[at] = (hash & ~uint64_t{0xffffffff}) | distinct;
+      scratch.ids[distinct] = id;
       scratch.sources[distinct++] = gradient;
       continue;
     }

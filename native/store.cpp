@@ -122,50 +122,42 @@ void RowStore::apply(const uint32_t* slots, const float* gradients, const float*
 }
 
 void RowStore::push_unique(const int64_t* ids, const float* gradients, size_t n, double learning_rate, int64_t step) {
+  push_distinct(ids, gradients, nullptr, n, learning_rate, step);
+}
+
+// Gradient i is sources[i], or row i of `gradients` when sources is null. Returns how many rows it moved.
+size_t RowStore::push_distinct(const int64_t* ids, const float* gradients, const float** sources, size_t n,
+                               double learning_rate, int64_t step) {
   const Step numbers = optimizer_.at(learning_rate, step);
   const uint32_t stamp = stamp_at(step);
   uint32_t* slots = slots_.at_least(n);
-  const float** sources = policy_.admit_after > 1 ? sources_.at_least(n) : nullptr;
+  const float** kept = sources != nullptr || policy_.admit_after < 2 ? sources : sources_.at_least(n);
   // Every row exists before the first one moves: a failed birth leaves no half-applied batch.
   resolve_or_admit(ids, n, slots, stamp);
   size_t moved = n;
-  if (sources != nullptr) {
+  if (policy_.admit_after > 1) {
     moved = 0;
     for (size_t i = 0; i < n; ++i) {
       if (slots[i] == kAbsent) continue;
-      sources[moved] = gradients + i * dim();
+      kept[moved] = sources != nullptr ? sources[i] : gradients + i * dim();
       slots[moved++] = slots[i];
     }
   }
-  apply(slots, gradients, sources, moved, numbers, stamp);
+  apply(slots, gradients, kept, moved, numbers, stamp);
+  return moved;
 }
 
 size_t RowStore::push(const int64_t* ids, const float* gradients, size_t n, double learning_rate, int64_t step) {
-  const Step numbers = optimizer_.at(learning_rate, step);
-  const uint32_t stamp = stamp_at(step);
-  if (n == 0) return 0;
   if (n > kMaxBatch) {
     throw std::invalid_argument("push: at most " + std::to_string(kMaxBatch) + " ids at once, got " +
                                 std::to_string(n));
   }
   unsigned bits = 4;
   while ((size_t{1} << bits) < 2 * n) ++bits;
-  const MergeScratch scratch{merge_table_.at_least(size_t{1} << bits), bits, sources_.at_least(n),
-                             sums_.at_least((n / 2 + 1) * dim())};
-  uint32_t* slots = slots_.at_least(n);
-  resolve_or_admit(ids, n, slots, stamp);
-  size_t distinct = passes().merge(slots, gradients, n, dim(), scratch);
-  if (policy_.admit_after > 1) {
-    // All ids without a row were merged into one.
-    const size_t absent = static_cast<size_t>(std::find(slots, slots + distinct, kAbsent) - slots);
-    if (absent < distinct) {
-      std::copy(slots + absent + 1, slots + distinct, slots + absent);
-      std::copy(scratch.sources + absent + 1, scratch.sources + distinct, scratch.sources + absent);
-      --distinct;
-    }
-  }
-  apply(slots, gradients, scratch.sources, distinct, numbers, stamp);
-  return distinct;
+  const MergeScratch scratch{merge_table_.at_least(size_t{1} << bits), bits, distinct_.at_least(n),
+                             sources_.at_least(n), sums_.at_least((n / 2 + 1) * dim())};
+  const size_t distinct = passes().merge(ids, gradients, n, dim(), scratch);
+  return push_distinct(scratch.ids, gradients, scratch.sources, distinct, learning_rate, step);
 }
 
 }  // namespace elasticdl

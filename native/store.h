@@ -93,6 +93,8 @@ class RowStore {
   uint32_t slot_or_birth(int64_t id);
   void resolve_or_birth(const int64_t* ids, size_t n, uint32_t* slots);
   void resolve_or_admit(const int64_t* ids, size_t n, uint32_t* slots, uint32_t stamp);
+  size_t push_distinct(const int64_t* ids, const float* gradients, const float** sources, size_t n,
+                       double learning_rate, int64_t step);
   void admit(const int64_t* ids, size_t n, uint32_t* slots, uint32_t stamp);
   void settle_candidates();
   uint32_t stamp_at(int64_t step);
@@ -117,6 +119,7 @@ class RowStore {
   Scratch<uint32_t> slots_;
   Scratch<int64_t> absent_;
   Scratch<uint64_t> merge_table_;
+  Scratch<int64_t> distinct_;
   Scratch<const float*> sources_;
   Scratch<float> sums_;
 };
