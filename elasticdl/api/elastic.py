@@ -33,6 +33,7 @@ from elasticdl.errors import CalledOff, DataError, ElasticDLError, GroupBroken, 
 log = logging.getLogger(__name__)
 
 WITNESS = "audit/witness"
+POSITION = "job/position"  # how many records are trained: in the state where the batch follows the workers
 
 
 class Model(Protocol):
@@ -47,8 +48,8 @@ class Model(Protocol):
     def contribute(self, out: torch.Tensor, weight: float) -> None:
         """Write what the part gave, means over its records, times `weight`; go back to what was committed."""
 
-    def apply(self, mean: torch.Tensor, step: int, epoch: int) -> None:
-        """Commit a step with the means over all its records."""
+    def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float) -> None:
+        """Commit a step with the means over all its records, the learning rate multiplied by `rate_scale`."""
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """Everything a newcomer needs, by name."""
@@ -139,12 +140,14 @@ class Elastic:
         self._hooks = hooks or Hooks()
         self._witness = torch.zeros(terms.plan.records if terms.audit else 0, device=model.device)
         self._formation = Formation(
-            control, terms.host, terms.plan.virtual, terms.timeout_seconds, self.state, self._load
+            control, terms.host, terms.plan.parts, terms.timeout_seconds, self.state, self._load
         )
         self._world: World | None = None
         self._old: World | None = None  # peers may still be reading the last exchange from it
-        self._sums = Sums(terms.plan.virtual)
+        self._sums = Sums(terms.plan.parts(1))
+        self._trained = 0  # records, where the number of steps does not say it
         self._current: Part | None = None
+        self._weight = 1.0  # of the current part
         self._sizes: set[int] = set()  # of the parts computed so far
         self._evaluated: set[int] = set()
         self._measured: dict[int, bytes] = {}  # parts of the evaluation that is under way
@@ -163,7 +166,7 @@ class Elastic:
     @property
     def records_trained(self) -> int:
         """Each of them exactly once in its epoch, by all workers together."""
-        return self._terms.plan.records_before(self.committed_steps)
+        return self._terms.plan.trained(self.committed_steps, self._trained)
 
     @property
     def world_size(self) -> int:
@@ -177,7 +180,7 @@ class Elastic:
     @property
     def finished(self) -> bool:
         """Whether every step is committed; not so where this worker was told to go before."""
-        return self.committed_steps >= self._terms.plan.total_steps
+        return self._terms.plan.over(self.committed_steps, self.records_trained)
 
     def coming(self, count: int) -> list[steps.Part]:
         """The parts that this worker computes next if nobody comes or goes, for reading them ahead."""
@@ -186,23 +189,26 @@ class Elastic:
         plan = self._terms.plan
         found: list[steps.Part] = []
         first, stop = self._world.run
-        step = self.committed_steps
+        number, trained = self.committed_steps, self.records_trained
         todo = self._sums.missing(first, stop)
-        while step < plan.total_steps and len(found) < count:
-            found += [part for v in todo if (part := plan.part(step, v)).records]
-            step, todo = step + 1, list(range(first, stop))
+        while not plan.over(number, trained) and len(found) < count:
+            step = plan.step(number, trained, self.world_size)
+            found += [part for v in todo if (part := step.part(v)).records]
+            number, trained, todo = number + 1, trained + step.records, list(range(first, stop))
         return found[:count]
 
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that was committed, by name."""
         self._settle()
         held = dict(self._model.state())
+        if self._terms.plan.share:
+            held[POSITION] = torch.tensor([self._trained])
         return held | {WITNESS: self._witness} if self._terms.audit else held
 
     def save(self, directory: Path) -> None:
         """Write the state to a folder that `restore` takes; between two parts, and at once."""
         generation, step = self._control.state
-        state_files.write(directory, state_files.snapshot(self.state()), step, generation)
+        state_files.write(directory, state_files.snapshot(self.state()), step, generation, self.records_trained)
 
     # The loop.
 
@@ -233,7 +239,7 @@ class Elastic:
         part, self._current = self._current, None
         size = self._model.size
         vector = torch.empty(size + 1 + len(self._witness), device=self._model.device)
-        weight = self._terms.plan.weight(part.step, part.virtual)
+        weight = self._weight
         self._model.contribute(vector[:size], weight)
         vector[size] = (loss.detach() if isinstance(loss, torch.Tensor) else loss) * weight
         if self._terms.audit:
@@ -270,24 +276,27 @@ class Elastic:
                     if self._evaluation_due():
                         self._evaluate(self._world)
                     elif missing := self._missing(self._world):
-                        return self._part(missing[0])
+                        return self._part(self._world, missing[0])
                     else:
                         self._exchange(self._world)
 
-    def _part(self, virtual: int) -> Part:
-        plan, step = self._terms.plan, self.committed_steps
-        part = plan.part(step, virtual)
+    def _part(self, world: World, virtual: int) -> Part:
+        step = self._step(world)
+        part, self._weight = step.part(virtual), step.weight(virtual)
         self._control.doing("data")
         numbers = self._numbers(part.epoch, part.start, part.stop)
-        return Part(
-            step, virtual, part.epoch, part.start, part.stop, numbers, steps.part_seed(self._terms.seed, step, virtual)
-        )
+        seed = steps.part_seed(self._terms.seed, step.number, virtual)
+        return Part(step.number, virtual, part.epoch, part.start, part.stop, numbers, seed)
+
+    def _step(self, world: World) -> steps.Step:
+        """The one that is under way."""
+        return self._terms.plan.step(self.committed_steps, self.records_trained, len(world.members))
 
     def _missing(self, world: World) -> list[int]:
         """What this worker has yet to compute of the step; a part without records is zeros."""
-        found = []
+        found, step = [], self._step(world)
         for virtual in self._sums.missing(*world.run):
-            if self._terms.plan.part(self.committed_steps, virtual).records:
+            if step.part(virtual).records:
                 found.append(virtual)
             else:
                 size = self._model.size + 1 + len(self._witness)
@@ -315,6 +324,8 @@ class Elastic:
             self._control.leave_world(str(error), unreadable=start.directory)
             return
         self._drop_old()
+        if self._sums.virtual != self._world.virtual:  # what was computed belongs to a step cut in another way
+            self._sums = Sums(self._world.virtual)
         self._evaluated = set(self._world.evaluated)
         self._committed_at = time.monotonic()
         known = self._control.evaluations
@@ -350,19 +361,25 @@ class Elastic:
         if old is not None:
             old.group.close()
 
-    def _load(self, state: Mapping[str, torch.Tensor]) -> None:
+    def _load(self, state: Mapping[str, torch.Tensor], step: int) -> None:
         """Take over another worker's state, or a checkpoint's."""
-        held = dict(state)
+        held, plan = dict(state), self._terms.plan
+        position = held.pop(POSITION, None)
+        if (position is None) == bool(plan.share):
+            what = "it is of a job whose batch " + ("does not follow" if plan.share else "follows") + " the workers"
+            raise DataError("the state", what, "Use the --batch_policy that it was made with.")
         if self._terms.audit:
             self._witness.copy_(held.pop(WITNESS, torch.zeros_like(self._witness)))
         else:
             held.pop(WITNESS, None)
         self._model.load(held)
         self._forget_step()
+        self._trained = 0 if position is None else int(position)
+        self._control.loaded(plan.trained(step, self._trained))
 
     def _forget_step(self) -> None:
         """What was computed on another state is of no use."""
-        self._sums = Sums(self._terms.plan.virtual)
+        self._sums = Sums(self._sums.virtual)
         self._measured.clear()
 
     # A step's end.
@@ -381,19 +398,19 @@ class Elastic:
             return False
         faults.point("worker.before_commit")
         self._control.may_commit()
-        self._commit(total, stop)
+        self._commit(world, total, stop)
         faults.point("worker.after_commit")
         return True
 
-    def _commit(self, total: torch.Tensor, stop: bool) -> None:
-        plan, step = self._terms.plan, self.committed_steps
+    def _commit(self, world: World, total: torch.Tensor, stop: bool) -> None:
+        step = self._step(world)
         self._control.doing("apply")
         size = self._model.size
         means = total[: size + 1]
-        if plan.virtual > 1:
-            means = means / plan.virtual  # not in place: the sum belongs to the group, and the model may keep its own
+        if step.parts > 1:
+            means = means / step.parts  # not in place: the sum belongs to the group, and the model may keep its own
         self._settle()
-        self._reading = Reading(step, torch.stack([*torch.aminmax(means), means[size]]))
+        self._reading = Reading(step.number, torch.stack([*torch.aminmax(means), means[size]]))
         # Where a step that is not finite fails the job, that may be seen a step later: a GPU then need not wait.
         if self._reading.at_once or self._terms.skip_nonfinite:
             finite = self._settle()
@@ -405,11 +422,12 @@ class Elastic:
             self._witness += total[size + 1 :]
         self._forget_step()
         now = time.monotonic()
-        self._control.commit(self._loss, now - self._committed_at, stop)
+        self._trained = self.records_trained + step.records
+        self._control.commit(self._loss, now - self._committed_at, stop, self._trained)
         self._committed_at = now
         if self._reading is None:
             assert self._loss is not None
-            self._hooks.committed(step + 1, self._loss)
+            self._hooks.committed(step.number + 1, self._loss)
         elif self.finished:
             self._settle()
 
@@ -427,9 +445,9 @@ class Elastic:
             self._hooks.committed(reading.step + 1, loss)
         return finite
 
-    def _apply(self, mean: torch.Tensor, step: int) -> None:
+    def _apply(self, mean: torch.Tensor, step: steps.Step) -> None:
         try:
-            self._model.apply(mean, step, self._terms.plan.epoch_of(step))
+            self._model.apply(mean, step.number, step.epoch, step.rate_scale)
         except ModelError as error:
             self._unfit(str(error), error)
 
@@ -456,7 +474,7 @@ class Elastic:
     def _evaluate(self, world: World) -> None:
         evaluation, version = self._hooks.evaluation, self.committed_steps
         assert evaluation is not None
-        first, stop = world.run
+        first, stop = world.share(self._terms.plan.virtual)
         try:
             for virtual in range(first, stop):
                 self._control.doing("evaluate")
@@ -485,7 +503,8 @@ class Elastic:
         if save is not None:
             self._control.doing("save")
             generation, step = self._control.state
-            self._saver.save(save.cut, Path(save.directory), self.state(), step, generation)
+            directory, records = Path(save.directory), self.records_trained
+            self._saver.save(save.cut, directory, self.state(), step, generation, records)
 
     def _export(self) -> None:
         asked = self._control.export
@@ -496,7 +515,7 @@ class Elastic:
             if asked.directory and self._hooks.export is not None:
                 self._hooks.export(Path(asked.directory))
             if asked.audit and self._terms.audit:
-                found = audit.verdict(self._witness, self._terms.plan, self.committed_steps)
+                found = audit.verdict(self._witness, self.records_trained)
         except OSError as trouble:
             error = f"{trouble.filename or asked.directory}: {trouble.strerror or trouble}"
         except ElasticDLError as trouble:

@@ -33,10 +33,12 @@ class Saver:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._pending: set[Future[None]] = set()
 
-    def save(self, cut: int, directory: Path, state: Mapping[str, torch.Tensor], step: int, generation: int) -> None:
+    def save(
+        self, cut: int, directory: Path, state: Mapping[str, torch.Tensor], step: int, generation: int, records: int
+    ) -> None:
         """Copy the state now, write it later, and say so."""
         copied = state_files.snapshot(state)
-        future = self._pool.submit(self._write, cut, directory, copied, step, generation)
+        future = self._pool.submit(self._write, cut, directory, copied, step, generation, records)
         self._pending = {f for f in self._pending if not f.done()} | {future}
 
     def finish(self) -> None:
@@ -46,9 +48,11 @@ class Saver:
             log.warning("A checkpoint could not be written within %.0f s before the end", FINISH_SECONDS)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _write(self, cut: int, directory: Path, taken: state_files.Snapshot, step: int, generation: int) -> None:
+    def _write(
+        self, cut: int, directory: Path, taken: state_files.Snapshot, step: int, generation: int, records: int
+    ) -> None:
         try:
-            part = state_files.write(directory, taken, step, generation)
+            part = state_files.write(directory, taken, step, generation, records)
             faults.point("worker.state_written")
         except OSError as error:
             self._say(cut, "", f"{error.filename or directory}: {error.strerror or error}")

@@ -71,8 +71,8 @@ def _free_bytes(device: torch.device) -> int:
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
-def write(directory: Path, taken: Snapshot, step: int, generation: int) -> dict[str, Any]:
-    """Write what `snapshot` took; what the manifest says of it."""
+def write(directory: Path, taken: Snapshot, step: int, generation: int, records: int = 0) -> dict[str, Any]:
+    """Write what `snapshot` took; what the manifest says of it. `records` are those that its steps trained."""
     directory.mkdir(parents=True, exist_ok=True)
     groups: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in taken.fetched().items():
@@ -84,7 +84,7 @@ def write(directory: Path, taken: Snapshot, step: int, generation: int) -> dict[
     with durable(directory / STATE_FILE) as f:
         f.write(text)
     files = [*files, _file(STATE_FILE, text)]
-    return {"step": step, "generation": generation, "files": files}
+    return {"step": step, "generation": generation, "records": records, "files": files}
 
 
 def read(directory: Path, step: int | None = None) -> tuple[dict[str, torch.Tensor], int]:

@@ -14,6 +14,7 @@ import torch
 
 from elasticdl.api.nested import flatten, unflatten
 from elasticdl.errors import Problem, UsageError
+from elasticdl.frameworks.replica_rates import scaled
 from elasticdl.frameworks.replica_tensors import Buffer, Values
 from elasticdl.frameworks.torch import seed_everything
 
@@ -61,12 +62,13 @@ class TorchModel:
             if weight != 1.0:
                 out *= weight
 
-    def apply(self, mean: torch.Tensor, step: int, epoch: int) -> None:
+    def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float = 1.0) -> None:
         for parameter, gradient in zip(self._values.trainable, self._values.gradients(mean), strict=True):
             parameter.grad = gradient
         if self._before_update is not None:
             self._before_update()
-        self._optimizer.step()
+        with scaled(self._optimizer.param_groups, rate_scale):
+            self._optimizer.step()
         if self._scheduler is not None:
             self._scheduler.step()
         self._values.move_buffers(mean)

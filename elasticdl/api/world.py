@@ -32,13 +32,18 @@ class World:
     group: Group
     members: tuple[str, ...]
     rank: int
-    virtual: int
+    virtual: int  # into how many parts a step is cut
     evaluated: tuple[int, ...]  # versions that some member has evaluated
 
     @property
     def run(self) -> tuple[int, int]:
         """The virtual workers of this member."""
         return runs(self.virtual, len(self.members))[self.rank]
+
+    def share(self, parts: int) -> tuple[int, int]:
+        """Those of some parts that are this member's; none where there are more members than parts."""
+        busy = min(parts, len(self.members))
+        return runs(parts, busy)[self.rank] if self.rank < busy else (parts, parts)
 
     def total(self, sums: Sums, flag: bool, deterministic: bool) -> tuple[torch.Tensor, bool]:
         """The sum over all virtual workers, and whether any member knows of a world to come."""
@@ -62,10 +67,10 @@ class Formation:
 
     control: SharedSession
     host: str  # where other members reach this one
-    virtual: int
+    parts: Callable[[int], int]  # into how many a step is cut by so many members
     timeout_seconds: float  # of an exchange: the last resort, where neither a peer nor the master notices
     state: Callable[[], Mapping[str, torch.Tensor]]
-    load: Callable[[Mapping[str, torch.Tensor]], None]
+    load: Callable[[Mapping[str, torch.Tensor], int], None]  # a state, and how many steps are in it
 
     def form(self, start: pb.Start) -> World:
         """Build the group, take the state over, and say so. CalledOff, GroupBroken and DataError end it."""
@@ -89,14 +94,14 @@ class Formation:
                 group.close()
                 raise
         control.form(built - began, time.monotonic() - built, copied)
-        return World(group, members, rank, self.virtual, evaluated)
+        return World(group, members, rank, self.parts(len(members)), evaluated)
 
     def _take_over(self, start: pb.Start, group: Group, rank: int) -> int:
         """The state of the world: from disk, from a peer, or it is here already; bytes received or sent."""
         members, bytes_moved = list(start.members), 0
         if start.directory and rank == 0:
             state, _ = state_files.read(Path(start.directory), start.state.step)
-            self.load(state)
+            self.load(state, start.state.step)
         # In one order for all, so that nobody waits for someone who waits for him.
         for to, member in enumerate(members):
             source = start.copies.get(member, "")
@@ -106,7 +111,7 @@ class Formation:
                 bytes_moved += send_state(group, to, self.state())
             elif to == rank:
                 received = receive_state(group, members.index(source))
-                self.load(received)
+                self.load(received, start.state.step)
                 bytes_moved += sum(t.numel() * t.element_size() for t in received.values())
         return bytes_moved
 

@@ -118,7 +118,8 @@ class View:
         return line
 
     def _figures(self, status: pb.Status) -> RenderableType:
-        text = Text(f"step {status.version:,} of {status.version_total:,}")
+        of = f" of {status.version_total:,}" if status.version_total else ""  # not always known beforehand
+        text = Text(f"step {status.version:,}{of}")
         if status.has_loss:
             text.append(f"   loss {number(status.loss)} ").append(sparkline(self._losses), style="cyan")
         if status.records_per_second > 0:

@@ -108,6 +108,10 @@ class SharedSession:
         with self._changed:
             return self._session.enter()
 
+    def loaded(self, records: int) -> None:
+        with self._changed:
+            self._session.loaded(records)
+
     def form(self, build_seconds: float, copy_seconds: float, copied_bytes: int) -> None:
         self._tell(lambda s: s.form(build_seconds, copy_seconds, copied_bytes))
 
@@ -118,9 +122,9 @@ class SharedSession:
             if self._session.cut_off(self._clock()):
                 raise self._cut_off()
 
-    def commit(self, loss: float | None, seconds: float, stop: bool) -> None:
+    def commit(self, loss: float | None, seconds: float, stop: bool, records: int = 0) -> None:
         with self._changed:
-            first = self._session.commit(loss, seconds, stop)
+            first = self._session.commit(loss, seconds, stop, records)
             pulse = self._session.pulse(self._clock())
         if first:  # the change to this world is over
             self._send([pulse])

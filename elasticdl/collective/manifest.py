@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
@@ -27,11 +27,15 @@ class StateManifest(TypedDict):
     shuffle: bool
     deterministic: bool
     evaluations: list[tuple[int, str]]
+    batch_policy: NotRequired[Literal["fixed", "per_worker"]]  # absent: fixed
+    records: NotRequired[int]  # trained by those steps, in all epochs together
 
 
 _MANIFEST = TypeAdapter(StateManifest)
 # What fixes which records belong to which step.
 FIXED = ("minibatch_size", "num_workers", "virtual_workers", "num_minibatches_per_task", "max_step", "seed", "shuffle")
+# Where the batch follows the workers, a checkpoint says how many records are trained: these fix which come next.
+FOLLOWING = ("minibatch_size", "num_minibatches_per_task", "seed", "shuffle")
 
 
 def read_state_manifest(directory: Path) -> StateManifest:
@@ -40,5 +44,8 @@ def read_state_manifest(directory: Path) -> StateManifest:
 
 def changed(manifest: StateManifest, spec: JobSpec) -> list[tuple[str, Any]]:
     """Knobs that this job has another value of than the one that wrote the checkpoint, and that one's value."""
-    then = dict(manifest)
-    return [(name, then[name]) for name in FIXED if then[name] != getattr(spec, name)]
+    then = {"batch_policy": "fixed", **manifest}
+    if then["batch_policy"] != spec.batch_policy:
+        return [("batch_policy", then["batch_policy"])]
+    fixed = FIXED if spec.batch_policy == "fixed" else FOLLOWING
+    return [(name, then[name]) for name in fixed if then[name] != getattr(spec, name)]

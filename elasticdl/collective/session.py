@@ -41,6 +41,7 @@ class WorldSession:
     grace_seconds: float
     fingerprint: str = ""
     state: State = NOTHING
+    records: int = 0  # that the steps of the state trained
     world: pb.Start | None = None  # the one this worker is in: started, and not left
     formed: bool = False  # its group stands, and this worker holds its state
     proposal: pb.Proposal | None = None  # the newest
@@ -80,7 +81,7 @@ class WorldSession:
             incarnation=self.incarnation,
             capacity=0 if self.leaving else 1,
             generation=self.generation,
-            state=_name(self.state),
+            state=self._named,
             fingerprint=self.fingerprint,
             evaluations=self.evaluations,
             wrote=self.wrote.values(),
@@ -236,7 +237,7 @@ class WorldSession:
         """No world holds this worker any more; it will be in the newest one, once that starts."""
         assert self.world is None and self.proposal is not None
         self.confirmed, self.answered = self.proposal.generation, True
-        confirmed = pb.Confirmed(generation=self.confirmed, state=_name(self.state), left_seconds=self.left_seconds)
+        confirmed = pb.Confirmed(generation=self.confirmed, state=self._named, left_seconds=self.left_seconds)
         return [pb.FromReplica(confirmed=confirmed)]
 
     def enter(self) -> pb.Start | None:
@@ -250,13 +251,19 @@ class WorldSession:
         self._said.clear()
         return self.world
 
+    def loaded(self, records: int) -> None:
+        """The state of the world that is being built is here, whole: so it is called, whatever becomes of the world."""
+        assert self.world is not None
+        self.state, self.records = (self.world.state.generation, self.world.state.step), records
+        for evaluation in [e for e in self.evaluations if e.version > self.state[1]]:
+            self.evaluations.remove(evaluation)  # of steps that are lost
+
     def form(self, build_seconds: float, copy_seconds: float, copied_bytes: int) -> list[pb.FromReplica]:
         """The group stands and the state is that of the world."""
         assert self.world is not None
         self.formed = True
-        self.state = (self.world.state.generation, self.world.state.step)
-        for evaluation in [e for e in self.evaluations if e.version > self.state[1]]:
-            self.evaluations.remove(evaluation)  # of steps that are lost
+        if self.state != (self.world.state.generation, self.world.state.step):
+            self.loaded(self.records)
         formed = pb.Formed(
             generation=self.world.generation,
             build_seconds=build_seconds,
@@ -265,11 +272,11 @@ class WorldSession:
         )
         return [pb.FromReplica(formed=formed)]
 
-    def commit(self, loss: float | None, seconds: float, stop: bool) -> bool:
+    def commit(self, loss: float | None, seconds: float, stop: bool, records: int = 0) -> bool:
         """One more step is in the model; whether it is the world's first. `stop`: some member knew of a world to come,
-        so all stop here. A loss that is None is not known yet."""
+        so all stop here. A loss that is None is not known yet. `records` are those of all steps so far."""
         assert self.world is not None and self.formed
-        self.state = (self.world.generation, self.state[1] + 1)
+        self.state, self.records = (self.world.generation, self.state[1] + 1), records
         self.loss = self.loss if loss is None else loss
         self._step_seconds.append(seconds)
         self.stopping = self.stopping or stop
@@ -340,6 +347,7 @@ class WorldSession:
             seconds=max(0.0, now - self.phase_since),
             step_seconds=self.step_seconds,
             first_step_seconds=self.first_step_seconds,
+            records=self.records,
         )
         if self.loss is not None:
             pulse.loss, pulse.has_loss = self.loss, True
@@ -356,6 +364,6 @@ class WorldSession:
     def _stored(self, generation: int, key: str, value: bytes) -> pb.FromReplica:
         return pb.FromReplica(stored=pb.Stored(generation=generation, key=key, value=value))
 
-
-def _name(state: State) -> pb.StateName:
-    return pb.StateName(generation=state[0], step=state[1])
+    @property
+    def _named(self) -> pb.StateName:
+        return pb.StateName(generation=self.state[0], step=self.state[1], records=self.records)

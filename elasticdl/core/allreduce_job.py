@@ -94,6 +94,8 @@ class AllreduceJob:
     membership: Membership
     checkpoints: Checkpoints
     step: int = 0  # the newest that was heard of
+    records: int = 0  # trained by so many steps
+    holdings: dict[str, int] = field(default_factory=dict)  # records in the state that a worker confirmed last
     loss: float | None = None
     evaluations: list[tuple[int, str]] = field(default_factory=list)  # version, metrics as JSON
     saves: list[Save] = field(default_factory=list)
@@ -160,9 +162,8 @@ class AllreduceJob:
 
     def progress(self) -> Progress:
         plan = self.terms.plan
-        epoch = min(plan.epoch_of(self.step), plan.epochs - 1)
-        done = plan.records_before(self.step)
-        return Progress(done, plan.total_records, self.step, plan.total_steps, epoch, plan.epochs, self.loss)
+        epoch = min(self.records // plan.records, plan.epochs - 1)
+        return Progress(self.records, plan.total_records, self.step, plan.total_steps, epoch, plan.epochs, self.loss)
 
     def refused(self, role: str, count: int) -> str:
         """Why there cannot be so many of a role; empty when there can."""
@@ -170,19 +171,20 @@ class AllreduceJob:
             return f"an all-reduce job has no {role}: only workers can be scaled"
         if count < self.terms.least:
             return f"the job needs at least {self.terms.least} of them (--min_workers)"
-        most = self.terms.most or self.terms.plan.virtual
-        if count > most:
+        plan = self.terms.plan
+        most = self.terms.most or (0 if plan.share else plan.virtual)
+        if most and count > most:
             limit = "--max_workers" if self.terms.most else "its virtual workers, fixed at submission"
             return f"the job takes at most {most} ({limit})"
         return ""
 
     @property
     def trained_out(self) -> bool:
-        return self.step >= self.terms.plan.total_steps
+        return self.terms.plan.over(self.step, self.records)
 
     @property
     def evaluated_out(self) -> bool:
-        return not self.terms.validation_records or self.evaluated_at == self.terms.plan.total_steps
+        return not self.terms.validation_records or (self.trained_out and self.evaluated_at == self.step)
 
     @property
     def evaluated_at(self) -> int:
@@ -220,6 +222,7 @@ class AllreduceJob:
             case ReplicaLeaving(name):
                 return self._leaving(name, now)
             case WorldConfirmed(worker, generation, state):
+                self.holdings[worker] = event.records
                 return self.membership.confirm(worker, generation, state, now)
             case WorldBroken():
                 return self._broken(event, now)
@@ -228,7 +231,8 @@ class AllreduceJob:
             case StepsCommitted(_, generation, step, loss):
                 if generation != self.membership.running_generation:
                     return []  # of a world that is over
-                self.step = max(self.step, step)
+                if step > self.step:
+                    self.stands_at(step, event.records)
                 self.loss = self.loss if loss is None else loss
                 return self.membership.stepped(generation, step, now)
             case ModelEvaluated(worker, version, metrics):
@@ -285,6 +289,7 @@ class AllreduceJob:
 
     def _forget(self, name: str) -> list[Command]:
         """Whatever it was asked to do, it will not."""
+        self.holdings.pop(name, None)
         self.saves = [s for s in self.saves if s.worker != name]
         if self.exporter == name:
             self.exporter = ""
@@ -345,7 +350,8 @@ class AllreduceJob:
         """A world starts: below what was heard of only where all who held more are lost."""
         step = world.state[1]
         self.repeated += max(0, self.step - step)
-        self.step, self.checkpoints.reading = step, world.directory
+        self.stands_at(step, self._records_of(world))
+        self.checkpoints.reading = world.directory
         self.evaluations = [e for e in self.evaluations if e[0] <= step]
         # Who is not in it never comes to the step at which it was to save.
         if self.exporter not in world.members:
@@ -353,6 +359,16 @@ class AllreduceJob:
         left = [s for s in self.saves if s.at != NEXT and s.worker not in world.members]
         self.saves = [s for s in self.saves if s not in left]
         return [SettleSave(s.cut, "", s.worker) for s in left]
+
+    def stands_at(self, step: int, records: int) -> None:
+        """So many steps are in the model; they trained so many records, if the plan does not know it."""
+        self.step, self.records = step, self.terms.plan.trained(step, records)
+
+    def _records_of(self, world: StartWorld) -> int:
+        """Trained in the state that a world begins with: as the checkpoint says, or who brings that state."""
+        saved = [c.position.records for c in self.checkpoints.known if c.directory == world.directory]
+        held = [self.holdings[n] for n in world.members if n in self.holdings and n not in world.copies]
+        return next(iter(saved if world.directory else held), self.records)
 
     def _evaluated(self, version: int, metrics: str) -> list[Command]:
         if any(v == version for v, _ in self.evaluations):
@@ -383,7 +399,7 @@ class AllreduceJob:
             done = [k.position.version for k in c.known if k.lasting] + [w[1] for w in self.written]
             done += [c.writing.position.version] if c.writing is not None and c.writing.lasting else []
             at = (max([*done, self.unsaved, self.step - 1]) // c.schedule.steps + 1) * c.schedule.steps
-            if at <= self.terms.plan.total_steps:
+            if at <= (self.terms.plan.total_steps or (self.step if self.trained_out else at)):
                 out += self._save(at, True)
         if self._may_save and c.next_time is not None and now >= c.next_time:
             out += self._save(NEXT, False)
@@ -401,8 +417,7 @@ class AllreduceJob:
             self.checkpoints.started(now)
             self.unsaved = max(self.unsaved, save.at)  # not tried again at each step: the next one that is due
             return [SettleSave(cut, "", worker), told]
-        step = int(json.loads(part)["step"])
-        self.written.append((save, step, part))
+        self.written.append((save, int(json.loads(part)["step"]), part))
         return self._publish(now)
 
     def _publish(self, now: float) -> list[Command]:
@@ -410,7 +425,8 @@ class AllreduceJob:
             return []
         save, step, part = self.written.pop(0)
         self.checkpoints.servers = (save.worker,)
-        self.checkpoints.begin(save.cut, Position(version=step), save.lasting, False, now)
+        records = self.terms.plan.trained(step, int(json.loads(part).get("records", 0)))
+        self.checkpoints.begin(save.cut, Position(version=step, records=records), save.lasting, False, now)
         return self.checkpoints.wrote(save.worker, save.cut, part)
 
     def _published(self, cut: int, directory: str, error: str, now: float) -> list[Command]:
@@ -469,8 +485,19 @@ class AllreduceJob:
             open_cuts = [s.cut for s in self.saves] + [s.cut for s, _, _ in self.written]
             open_cuts += [writing.cut] if writing is not None else []
             return [] if self.last_cut in open_cuts else self._stop_again(now)
-        if not (self.trained_out and self.evaluated_out):
+        if not self.trained_out:
             return self._due(now)
+        out = self._end_saves()
+        return out + (self._conclude() if self.evaluated_out else self._due(now))
+
+    def _end_saves(self) -> list[Command]:
+        """Where the number of steps was not known beforehand, some step to save at may never come."""
+        never = [s for s in self.saves if s.at > self.step]
+        self.saves = [s for s in self.saves if s not in never]
+        return [SettleSave(s.cut, "", s.worker) for s in never]
+
+    def _conclude(self) -> list[Command]:
+        """Everything is trained."""
         if not self.concluded and (self.terms.export or self.terms.audit):
             if not self.exporter and (holder := self.membership.holder()):
                 self.exporter = holder
@@ -481,7 +508,7 @@ class AllreduceJob:
         superfluous: Iterable[DeleteCheckpoints] = self.checkpoints.superfluous()
         if any(self.checkpoint in s.directories for s in superfluous):
             self.checkpoint = ""
-        done = FinishJob(SUCCEEDED, f"all {self.terms.plan.total_records} records are trained")
+        done = FinishJob(SUCCEEDED, f"all {self.records} records are trained")
         return [*self.checkpoints.give_up(), *superfluous, done]
 
     def _stop_again(self, now: float) -> list[Command]:

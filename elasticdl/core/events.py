@@ -211,6 +211,7 @@ class WorldConfirmed(Event):
     generation: int
     state: tuple[int, int]  # the generation that committed it, and its step
     left_seconds: float = 0.0  # from hearing of this world until the one before was left
+    records: int = 0  # that the steps of its state trained
 
 
 @dataclass(frozen=True)
@@ -245,6 +246,7 @@ class StepsCommitted(Event):
     step: int
     loss: float | None = None
     first_step_seconds: float = 0.0  # of the first step of its world; 0: not known
+    records: int = 0  # trained by those steps
 
 
 @dataclass(frozen=True)

@@ -177,6 +177,7 @@ class Position:
     next: tuple[int, int] = (0, 0)  # epoch and index of the next fresh shard
     open: dict[str, tuple[int, int]] = field(default_factory=dict)  # shard -> next batch, batches
     done: dict[int, EpochDone] = field(default_factory=dict)
+    records: int = 0  # all-reduce: trained by all steps so far
 
 
 @dataclass

@@ -8,6 +8,7 @@ is described by the position at which it starts and by that number.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 
 from elasticdl.job.modes import default_virtual_workers
@@ -30,19 +31,82 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One step: the positions [start, stop) of an epoch that it trains, cut into parts."""
+
+    number: int
+    epoch: int
+    start: int
+    stop: int
+    parts: int  # one for each virtual worker
+    busy: int  # how many of them have records: fewer in a short step
+    rate_scale: float = 1.0  # what the learning rate is multiplied by
+
+    @property
+    def records(self) -> int:
+        return self.stop - self.start
+
+    def part(self, virtual: int) -> Part:
+        """The share of a virtual worker: as even as whole records allow."""
+        first, last = (self.records * (v * self.busy // self.parts) // self.busy for v in (virtual, virtual + 1))
+        return Part(self.number, virtual, self.epoch, self.start + first, self.start + last)
+
+    def weight(self, virtual: int) -> float:
+        """What a part counts in the mean over all parts: 1 where they are equally large."""
+        return self.part(virtual).records * self.parts / self.records
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """All steps of a job, without storing them."""
 
     records: int  # of an epoch
-    batch: int  # of a step, over all workers
+    batch: int  # of a step, over all workers as submitted
     virtual: int
     epochs: int
     max_step: int = 0  # 0: no limit
+    share: int = 0  # records of a step for each worker alive; 0: the batch stays what it is
+    lr_scaling: str = "none"  # how the rate follows the number of workers, where the batch does
 
     @classmethod
     def of(cls, spec: JobSpec, records: int) -> StepPlan:
-        virtual = spec.virtual_workers or default_virtual_workers(spec.num_workers, spec.max_workers)
-        return cls(records, spec.minibatch_size * spec.num_workers, virtual, spec.num_epochs, spec.max_step)
+        batch, virtual = spec.minibatch_size * spec.num_workers, spec.virtual_workers
+        usual = default_virtual_workers(spec.num_workers, spec.max_workers)
+        if spec.batch_policy == "fixed":
+            return cls(records, batch, virtual or usual, spec.num_epochs, spec.max_step)
+        return cls(records, batch, usual, spec.num_epochs, spec.max_step, spec.minibatch_size, spec.lr_scaling)
+
+    # Whatever the batch.
+
+    def step(self, number: int, trained: int, workers: int) -> Step:
+        """The step after so many steps, which trained so many records, as so many workers take it."""
+        if not self.share:
+            start, stop = self.span(number)
+            busy = min(self.virtual, max(1, (stop - start) // max(1, self.batch // self.virtual)))
+            return Step(number, self.epoch_of(number), start, stop, self.virtual, busy)
+        epoch, start = divmod(trained, self.records)
+        stop = min(start + self.share * workers, self.records)
+        # No part is larger than a share: that is what the workers' memory was chosen for.
+        return Step(number, epoch, start, stop, workers, -(-(stop - start) // self.share), self.rate_scale(workers))
+
+    def parts(self, workers: int) -> int:
+        """Into how many parts a step is cut."""
+        return workers if self.share else self.virtual
+
+    def rate_scale(self, workers: int) -> float:
+        """What so many workers multiply the learning rate by, which was chosen for as many as were asked for."""
+        times = workers * self.share / self.batch if self.share else 1.0
+        return {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[self.lr_scaling]
+
+    def trained(self, steps: int, said: int) -> int:
+        """How many records so many steps trained: what is `said` counts where the batch follows the workers."""
+        return said if self.share else self.records_before(steps)
+
+    def over(self, steps: int, trained: int) -> bool:
+        """Whether nothing is left to train."""
+        return trained >= self.epochs * self.records or 0 < self.max_step <= steps
+
+    # Where the batch is fixed.
 
     @property
     def steps_per_epoch(self) -> int:
@@ -50,12 +114,16 @@ class StepPlan:
 
     @property
     def total_steps(self) -> int:
+        """0: not known beforehand, since the batch follows the workers."""
+        if self.share:
+            return 0
         every = self.epochs * self.steps_per_epoch
         return min(every, self.max_step) if self.max_step else every
 
     @property
     def total_records(self) -> int:
-        return self.records_before(self.total_steps)
+        """At most, where the batch follows the workers and a limit of steps ends the job before."""
+        return self.epochs * self.records if self.share else self.records_before(self.total_steps)
 
     def epoch_of(self, step: int) -> int:
         return step // self.steps_per_epoch
@@ -66,21 +134,15 @@ class StepPlan:
         return start, min(start + self.batch, self.records)
 
     def part(self, step: int, virtual: int) -> Part:
-        """The share of a virtual worker: as even as whole records allow.
+        """The share of a virtual worker.
 
         In a short step some are empty, so that none is smaller than usual: batch normalization over one record fails,
         and over a few is worth little.
         """
-        start, stop = self.span(step)
-        size, usual = stop - start, max(1, self.batch // self.virtual)
-        busy = min(self.virtual, max(1, size // usual))
-        first, last = (size * (v * busy // self.virtual) // busy for v in (virtual, virtual + 1))
-        return Part(step, virtual, self.epoch_of(step), start + first, start + last)
+        return self.step(step, 0, 0).part(virtual)
 
     def weight(self, step: int, virtual: int) -> float:
-        """What a part counts in the mean over all parts: 1 where they are equally large."""
-        start, stop = self.span(step)
-        return self.part(step, virtual).records * self.virtual / (stop - start)
+        return self.step(step, 0, 0).weight(virtual)
 
     def records_before(self, step: int) -> int:
         """How many records are trained once this many steps are."""
@@ -90,10 +152,6 @@ class StepPlan:
     def steps_in(self, epoch: int, step: int) -> int:
         """How many steps of an epoch are among the first so many."""
         return max(0, min(step - epoch * self.steps_per_epoch, self.steps_per_epoch))
-
-    def records_in(self, epoch: int, step: int) -> int:
-        """How many records of an epoch are trained once this many steps are."""
-        return min(self.steps_in(epoch, step) * self.batch, self.records)
 
 
 def part_seed(seed: int, step: int, virtual: int) -> int:

@@ -47,15 +47,8 @@ class TorchRates:
                 self._mover.to(step if self._by_step else epoch)
         elif self._schedule is not None:
             _set(groups, [self._schedule.rate(step, epoch)] * len(groups))
-        if scale == 1.0:
+        with scaled(groups, scale):
             yield
-            return
-        rates = [float(group["lr"]) for group in groups]
-        _set(groups, [rate * scale for rate in rates])
-        try:
-            yield
-        finally:
-            _set(groups, rates)
 
 
 class _Mover:
@@ -81,6 +74,20 @@ class _Mover:
         while self._at < count:
             self._scheduler.step()
             self._at += 1
+
+
+@contextmanager
+def scaled(groups: list[dict[str, Any]], scale: float) -> Iterator[None]:
+    """With the rates of an optimizer's groups multiplied, while a step is taken."""
+    if scale == 1.0:
+        yield
+        return
+    rates = [float(group["lr"]) for group in groups]
+    _set(groups, [rate * scale for rate in rates])
+    try:
+        yield
+    finally:
+        _set(groups, rates)
 
 
 def _set(groups: list[dict[str, Any]], rates: list[float]) -> None:

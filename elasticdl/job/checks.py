@@ -93,7 +93,7 @@ def _workers(spec: JobSpec) -> Iterator[Finding]:
         what, remedy = f"below --num_workers={count}", f"Give at least {count}."
         yield _about(spec, "max_workers", "num_workers", what=what, remedy=remedy)
     most = max(count, high or 0)
-    if parts is not None and parts < most:
+    if parts is not None and parts < most and spec.batch_policy == "fixed":
         what, remedy = f"below the {most} workers that the job may have", f"Give {most} or more."
         yield _about(spec, "virtual_workers", "num_workers", "max_workers", what=what, remedy=remedy)
     if parts is not None and parts & (parts - 1):

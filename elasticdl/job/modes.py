@@ -20,6 +20,9 @@ def mode(spec: JobSpec) -> str:
     if spec.distribution_strategy == "AllreduceStrategy":
         order = "added in one fixed order" if spec.deterministic else "added in any order"
         batch = spec.minibatch_size * spec.num_workers
+        if spec.batch_policy == "per_worker":
+            rate = {"none": "stays", "linear": "follows", "sqrt": "follows by its square root"}[spec.lr_scaling]
+            return f"all-reduce (a step is {spec.minibatch_size} records a worker, the learning rate {rate}, {order})"
         return f"all-reduce (a step is {batch} records in {spec.virtual_workers} parts, {order})"
     if not spec.asynchronous:
         batches = f"averages {spec.grads_to_wait} batches" if spec.grads_to_wait > 1 else "is one batch"

@@ -131,7 +131,8 @@ def _shape(spec: JobSpec, values: dict[str, Any], decisions: list[str], notes: l
     elif names.PS in roles(spec) and spec.num_ps_pods == 0:
         values["num_ps_pods"] = 1
         decisions.append("One parameter server, since --num_ps_pods is not given.")
-    if spec.distribution_strategy == "AllreduceStrategy" and spec.virtual_workers is None:
+    fixed = spec.distribution_strategy == "AllreduceStrategy" and spec.batch_policy == "fixed"
+    if fixed and spec.virtual_workers is None:
         values["virtual_workers"] = modes.default_virtual_workers(spec.num_workers, spec.max_workers)
     if spec.distribution_strategy == "AllreduceStrategy" and spec.command == "train":
         decisions.append(f"Training is {modes.mode(spec.with_values(**values))}.")
@@ -166,6 +167,8 @@ def _notes(spec: JobSpec, runtime: str) -> list[str]:
             notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: this job has no {role}")
         elif knob.group == AllreducePart.title and spec.distribution_strategy != "AllreduceStrategy":
             notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: this job does not train by all-reduce")
+        elif (why := _idle(spec, name)) is not None:
+            notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: {why}")
         elif knob.local is not None and runtime == "local":
             notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: {knob.local}")
         elif runtime == "local" and isinstance(value, ResourceSpec) and value.extended:
@@ -175,6 +178,15 @@ def _notes(spec: JobSpec, runtime: str) -> list[str]:
         if volume.host_path is not None and not volume.host_path.startswith("/"):
             notes.append(f"--volume={volume}: host_path is not absolute, which Kubernetes will refuse")
     return notes
+
+
+def _idle(spec: JobSpec, name: str) -> str | None:
+    """Why a knob of all-reduce changes nothing in this job."""
+    if name == "lr_scaling" and spec.batch_policy == "fixed":
+        return "the batch does not follow the number of workers (--batch_policy=fixed)"
+    if name == "virtual_workers" and spec.batch_policy == "per_worker":
+        return "each worker computes its records of a step in one part (--batch_policy=per_worker)"
+    return None
 
 
 _PER_ROLE = ("_resource_request", "_resource_limit", "_pod_priority")

@@ -110,6 +110,8 @@ class Actions:
             "shuffle": spec.shuffle,
             "deterministic": spec.deterministic,
             "evaluations": [e for e in evaluations if e[0] <= command.position.version],
+            "batch_policy": spec.batch_policy,
+            "records": command.position.records,
         }
         return self._rename(command, dict(manifest))
 

@@ -63,7 +63,8 @@ def event_of(replica: str, message: pb.FromReplica) -> e.Event:
             return e.ServerRestored(replica, message.restored.timeline, message.restored.error)
         case "confirmed":
             k = message.confirmed
-            return e.WorldConfirmed(replica, k.generation, (k.state.generation, k.state.step), k.left_seconds)
+            held = (k.state.generation, k.state.step)
+            return e.WorldConfirmed(replica, k.generation, held, k.left_seconds, k.state.records)
         case "broken":
             b = message.broken
             return e.WorldBroken(replica, b.generation, b.step, b.error, tuple(b.suspects), b.unreadable)

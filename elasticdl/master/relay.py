@@ -48,14 +48,15 @@ class Relay:
         at = (pulse.generation, pulse.step)
         if pulse.step <= self._job.step or pulse.generation != self._job.membership.running_generation:
             return None
-        last = pulse.step >= self._job.terms.plan.total_steps  # it is not kept waiting
+        plan = self._job.terms.plan
+        last = plan.over(pulse.step, plan.trained(pulse.step, pulse.records))  # it is not kept waiting
         # Nor is the first of a world: with it the change to that world is over.
         last = last or (self._job.changes.under_way is not None and pulse.first_step_seconds > 0)
         if now - self._told_at < COMMIT_SECONDS and (self._told == at or not last):
             return None
         self._told_at, self._told = now, at
         loss = pulse.loss if pulse.has_loss else None
-        return e.StepsCommitted(worker, pulse.generation, pulse.step, loss, pulse.first_step_seconds)
+        return e.StepsCommitted(worker, pulse.generation, pulse.step, loss, pulse.first_step_seconds, pulse.records)
 
     def hung(self, now: float) -> list[e.Event]:
         """Members that stand still."""

@@ -58,8 +58,9 @@ def state_restored(job: AllreduceJob, directory: Path, spec: JobSpec, training: 
             f"{directory}: the checkpoint's place in the data has no meaning with another {', '.join(differ)}"
         )
     step = manifest["version"]
-    job.checkpoints.known = [Checkpoint(str(directory), Position(version=step), lasting=True)]
+    job.stands_at(step, manifest.get("records", 0))
+    position = Position(version=step, records=job.records)
+    job.checkpoints.known = [Checkpoint(str(directory), position, lasting=True)]
     job.membership.checkpoint = (str(directory), step)
-    job.step = step
     job.evaluations = [(version, metrics) for version, metrics in manifest["evaluations"]]
     return job

@@ -70,10 +70,11 @@ def world_status(job: AllreduceJob, chronicle: Chronicle, now: float, master_sta
         out.replicas.add(name=r.name, role=r.role, state=shown, detail=r.detail, since=r.since)
     for when, text in chronicle.decisions:
         out.decisions.add(at=when, text=text)
+    plan = job.terms.plan
     for epoch in range(at.epoch + 1):
-        done = job.terms.plan.records_in(epoch, job.step)
+        done = min(max(0, job.records - epoch * plan.records), plan.records)
         if done:
-            out.epochs_done.add(epoch=epoch, records=done, batches=job.terms.plan.steps_in(epoch, job.step))
+            out.epochs_done.add(epoch=epoch, records=done, batches=0 if plan.share else plan.steps_in(epoch, job.step))
     return out
 
 

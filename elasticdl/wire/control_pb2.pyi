@@ -194,12 +194,14 @@ class Restored(_message.Message):
     def __init__(self, timeline: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class StateName(_message.Message):
-    __slots__ = ("generation", "step")
+    __slots__ = ("generation", "step", "records")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    records: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., records: _Optional[int] = ...) -> None: ...
 
 class Confirmed(_message.Message):
     __slots__ = ("generation", "state", "left_seconds")
@@ -226,7 +228,7 @@ class Broken(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., error: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ..., unreadable: _Optional[str] = ...) -> None: ...
 
 class Pulse(_message.Message):
-    __slots__ = ("generation", "step", "phase", "seconds", "loss", "has_loss", "step_seconds", "first_step_seconds")
+    __slots__ = ("generation", "step", "phase", "seconds", "loss", "has_loss", "step_seconds", "first_step_seconds", "records")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +237,7 @@ class Pulse(_message.Message):
     HAS_LOSS_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     phase: str
@@ -243,7 +246,8 @@ class Pulse(_message.Message):
     has_loss: bool
     step_seconds: float
     first_step_seconds: float
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., step_seconds: _Optional[float] = ..., first_step_seconds: _Optional[float] = ...) -> None: ...
+    records: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., step_seconds: _Optional[float] = ..., first_step_seconds: _Optional[float] = ..., records: _Optional[int] = ...) -> None: ...
 
 class Stored(_message.Message):
     __slots__ = ("generation", "key", "value")

@@ -28,13 +28,13 @@ class PartsAhead:
     def __init__(self, source: Source, feed: Feed, seed: int) -> None:
         self._source, self._feed, self._seed = source, feed, seed
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
-        self._coming: dict[tuple[int, int], Future[tuple[Minibatch | None, Any, Any]]] = {}
+        self._coming: dict[Part, Future[tuple[Minibatch | None, Any, Any]]] = {}
         self._watched, self.draws = 0, False
 
     def take(self, part: Part, then: Sequence[Part]) -> Minibatch:
         """The records of this part; those of `then` are started meanwhile."""
         current = self._start(part)
-        wanted = {(p.step, p.virtual) for p in (part, *then)}
+        wanted = {part, *then}
         for following in then:
             self._start(following)
         for stale in [key for key in self._coming if key not in wanted]:
@@ -42,15 +42,14 @@ class PartsAhead:
         try:
             minibatch, records, numbers = current.result()
         finally:
-            self._coming.pop((part.step, part.virtual), None)
+            self._coming.pop(part, None)
         return minibatch or self._feed_here(part, records, numbers)
 
     def _start(self, part: Part) -> Future[tuple[Minibatch | None, Any, Any]]:
-        key = (part.step, part.virtual)
-        if key not in self._coming:
+        if part not in self._coming:
             ahead = self._watched >= TRIED and not self.draws
-            self._coming[key] = self._pool.submit(self._load, part, ahead)
-        return self._coming[key]
+            self._coming[part] = self._pool.submit(self._load, part, ahead)
+        return self._coming[part]
 
     def _load(self, part: Part, feed: bool) -> tuple[Minibatch | None, Any, Any]:
         """Records, and what the feed makes of them if it may be called here."""

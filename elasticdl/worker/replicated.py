@@ -50,8 +50,8 @@ class ReplicaModel:
         torch.mul(self._given, weight, out=out)
         self._given = None
 
-    def apply(self, mean: torch.Tensor, step: int, epoch: int) -> None:
-        self.replica.apply(mean, step, epoch)
+    def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float) -> None:
+        self.replica.apply(mean, step, epoch, rate_scale)
 
     def state(self) -> Mapping[str, torch.Tensor]:
         return self.replica.state()
@@ -142,7 +142,8 @@ def _warm_up(replica: Replica, code: ModelFile, training: Source, plan: StepPlan
 
     What is wrong with it is told when it is trained.
     """
-    part = next(part for v in range(plan.virtual) if (part := plan.part(0, v)).records)
+    step = plan.step(0, 0, 1)
+    part = next(part for v in range(step.parts) if (part := step.part(v)).records)
     with contextlib.suppress(ModelError, DataError), random_state_kept(steps.part_seed(seed, 0, part.virtual)):
         batch = load(training, part.epoch, part.start, part.stop, (), code.feed)
         replica.part(batch.features, batch.labels, steps.part_seed(seed, 0, part.virtual))

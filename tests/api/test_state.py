@@ -14,7 +14,6 @@ from elasticdl.api import audit, state_files
 from elasticdl.api.nested import flatten, unflatten
 from elasticdl.api.saving import Saver
 from elasticdl.api.torch_model import TorchModel
-from elasticdl.core.steps import StepPlan
 from elasticdl.errors import DataError, ModelError, UsageError
 
 # State dictionaries.
@@ -184,10 +183,10 @@ def test_a_checkpoint_holds_the_state_of_its_moment_and_a_full_disk_is_told(tmp_
     told: list[tuple[int, str, str]] = []
     saver = Saver(lambda cut, part, error="": told.append((cut, part, error)))
     weights = torch.zeros(1000)
-    saver.save(1, tmp_path / "one", {"model/w": weights}, 5, 1)
+    saver.save(1, tmp_path / "one", {"model/w": weights}, 5, 1, 0)
     weights += 1  # training goes on
     (tmp_path / "file").write_text("")
-    saver.save(2, tmp_path / "file" / "below", {"model/w": weights}, 6, 1)
+    saver.save(2, tmp_path / "file" / "below", {"model/w": weights}, 6, 1, 0)
     saver.finish()
     (first, second) = told
     assert json.loads(first[1])["step"] == 5 and first[2] == ""
@@ -199,9 +198,8 @@ def test_a_checkpoint_holds_the_state_of_its_moment_and_a_full_disk_is_told(tmp_
 
 
 def test_the_audit_names_records_that_were_trained_too_often_or_never() -> None:
-    plan = StepPlan(records=6, batch=4, virtual=2, epochs=2)
-    assert audit.verdict(torch.full((6,), 2.0), plan, 4) == "6 records, each trained exactly 2 times"
-    assert audit.verdict(torch.tensor([1.0, 1, 1, 1, 0, 0]), plan, 1) == "4 records trained, none more than 1 time"
+    assert audit.verdict(torch.full((6,), 2.0), 12) == "6 records, each trained exactly 2 times"
+    assert audit.verdict(torch.tensor([1.0, 1, 1, 1, 0, 0]), 4) == "4 records trained, none more than 1 time"
     wrong = torch.tensor([2.0, 2, 3, 2, 1, 2])
     with pytest.raises(ModelError, match=r"12 of 12 .* record 2 3 times, record 4 1 times"):
-        audit.verdict(wrong, plan, 4)
+        audit.verdict(wrong, 12)

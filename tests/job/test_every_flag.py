@@ -80,6 +80,7 @@ OTHERWISE: dict[str, str | tuple[str, dict[str, str]]] = {
     "virtual_workers": "16",
     "deterministic": "false",
     "batch_policy": "per_worker",
+    "lr_scaling": "sqrt",
     "master_grace_seconds": "10",
     "evaluation_steps": "50",
     "output": "out",

@@ -105,12 +105,12 @@ def test_resolving_again_changes_nothing() -> None:
 
 
 def test_features_of_later_releases_are_all_refused_by_name_at_once() -> None:
-    result = resolved(batch_policy="per_worker", yaml="job.yaml", image_name="i")
+    result = resolved(yaml="job.yaml", image_name="i")
     assert result.problems == ()
     with pytest.raises(UsageError) as caught:
         result.require()
     where = {problem.where for problem in caught.value.problems}
-    assert where == {"--batch_policy", "--yaml", "--image_name"}
+    assert where == {"--yaml", "--image_name"}
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
@@ -180,3 +180,18 @@ def test_a_tilde_means_a_home_wherever_a_place_is_named(monkeypatch: pytest.Monk
     assert resolved(model_def=None, model_file="~/zoo/net.py").spec.model_zoo == "/home/me/zoo"
     assert resolved(output="~nobody-of-this-name/o").spec.output == "~nobody-of-this-name/o", "as a shell leaves it"
     assert resolved(output="~/o", image_name="i").spec.output == "~/o", "the home of a pod is not ours"
+
+
+def test_a_batch_that_follows_the_workers_says_how_the_learning_rate_does() -> None:
+    job = {"distribution_strategy": "AllreduceStrategy", "batch_policy": "per_worker", "minibatch_size": 32}
+    assert "a step is 32 records a worker, the learning rate follows, added in one fixed order" in said(resolved(**job))
+    assert "the learning rate stays" in said(resolved(**job, lr_scaling="none"))
+    assert "the learning rate follows by its square root" in said(resolved(**job, lr_scaling="sqrt"))
+    few = resolved(**job, num_workers=8, virtual_workers=4)
+    assert few.problems == (), "the parts do not limit the workers"
+    assert "--virtual_workers=4 changes nothing: each worker computes its records of a step in one part" in said(few)
+
+
+def test_a_rule_for_the_learning_rate_changes_nothing_where_the_batch_is_fixed() -> None:
+    result = resolved(distribution_strategy="AllreduceStrategy", lr_scaling="sqrt")
+    assert "--lr_scaling=sqrt changes nothing: the batch does not follow the number of workers" in said(result)

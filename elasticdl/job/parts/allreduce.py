@@ -7,8 +7,6 @@ from typing import ClassVar, Literal
 from elasticdl.job.knob import TRAIN, Part, knob
 from elasticdl.job.values import Count, OptionalPositive
 
-FOLLOWING = "a batch that follows the number of workers"
-
 
 class AllreducePart(Part):
     title: ClassVar[str] = "All-reduce"
@@ -32,5 +30,9 @@ class AllreducePart(Part):
         "fixed",
         "Whether a step's batch stays the same when workers come and go, or follows their number.",
         commands=TRAIN,
-        later={"per_worker": FOLLOWING},
+    )
+    lr_scaling: Literal["none", "linear", "sqrt"] = knob(
+        "linear",
+        "How the learning rate, meant for --num_workers, follows a batch that follows the number of workers.",
+        commands=TRAIN,
     )
