@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 FLOOR_SECONDS = 5.0
 STEPS = 10  # a part of a step that lasts as long as so many whole ones does not end any more
+QUIET_SECONDS = 2.0  # many pulses would have come
 LEARNT = ("data", "compute", "apply")  # phases whose length the step time tells; the others may take long
 
 
@@ -48,14 +49,14 @@ class Pulses:
             beat = self.beats.get(name)
             if beat is None:
                 continue
-            if now - beat.heard >= limit:
-                found.append(
-                    (name, f"silent for {now - beat.heard:.1f} s, at step {beat.step} in {beat.phase}", beat.heard)
-                )
-            elif now - beat.since >= self._limit_of(beat.phase):
-                found.append(
-                    (name, f"{beat.phase} of step {beat.step} lasts {now - beat.since:.1f} s already", beat.since)
-                )
+            silent, lasts = now - beat.heard, now - beat.since
+            if silent >= limit or lasts >= self._limit_of(beat.phase):
+                # Of one that was not heard of lately nobody knows whether it still does what it did.
+                if silent >= QUIET_SECONDS:
+                    why, since = f"silent for {silent:.1f} s, at step {beat.step} in {beat.phase}", beat.heard
+                else:
+                    why, since = f"{beat.phase} of step {beat.step} lasts {lasts:.1f} s already", beat.since
+                found.append((name, why, since))
         return found
 
     def _limit_of(self, phase: str) -> float:

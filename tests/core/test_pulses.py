@@ -24,6 +24,8 @@ def test_who_says_nothing_any_more_is_hung_wherever_it_was() -> None:
     assert pulses.hung(["a"], 10 + FLOOR_SECONDS - 0.1) == []
     assert pulses.hung(["a"], 10 + FLOOR_SECONDS) == [("a", "silent for 5.0 s, at step 7 in exchange", 10)]
     assert pulses.hung([], 1000) == [], "only members of the world are waited for"
+    heard(pulses, "b", "compute", 1, now=20)
+    assert pulses.hung(["b"], 24) == [("b", "silent for 4.0 s, at step 7 in compute", 20)], "it may be at another step"
 
 
 @pytest.mark.parametrize("step_seconds", [0.01, 2.0, 100.0])

@@ -40,7 +40,7 @@ class Description:
     virtual: int = 8
     minibatch: int = 16
     evaluation_steps: int = 25
-    more: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def spec(self, data: Path) -> JobSpec:
         knobs = {
