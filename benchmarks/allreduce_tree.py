@@ -33,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.peers.contenders import free_port
 from benchmarks.report import about, write
-from elasticdl.collective.exchange import plain_total, tree_total
+from elasticdl.collective.buckets import plain_total
+from elasticdl.collective.exchange import tree_total
 from elasticdl.collective.group import Group, Link, Passage
 from elasticdl.collective.sums import Sums
 from elasticdl.collective.tree import runs, subtrees

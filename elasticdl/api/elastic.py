@@ -22,6 +22,7 @@ import torch
 
 from elasticdl import faults
 from elasticdl.api import audit, state_files
+from elasticdl.api.overlap import PlainSums
 from elasticdl.api.saving import Saver
 from elasticdl.api.world import Formation, World
 from elasticdl.collective.control import SharedSession
@@ -29,6 +30,7 @@ from elasticdl.collective.session import Todo
 from elasticdl.collective.sums import Sums
 from elasticdl.core import steps
 from elasticdl.errors import CalledOff, DataError, ElasticDLError, GroupBroken, JobFailed, ModelError
+from elasticdl.frameworks.replica_tensors import Values
 
 log = logging.getLogger(__name__)
 
@@ -37,16 +39,21 @@ POSITION = "job/position"  # how many records are trained: in the state where th
 
 
 class Model(Protocol):
-    """What is trained: every worker holds all of it. `size` floats make a contribution."""
+    """What is trained: every worker holds all of it. `size` floats make a contribution, `room` more follow them."""
 
     size: int
+    room: int
     device: torch.device
+
+    @property
+    def values(self) -> Values | None:
+        """Tensors whose gradients can be watched, where torch makes them."""
 
     def begin(self, seed: int) -> None:
         """A part is about to be computed."""
 
-    def contribute(self, out: torch.Tensor, weight: float) -> None:
-        """Write what the part gave, means over its records, times `weight`; go back to what was committed."""
+    def contribute(self, weight: float) -> torch.Tensor:
+        """What the part gave, means over its records, times `weight`, and room; go back to what was committed."""
 
     def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float) -> None:
         """Commit a step with the means over all its records, the learning rate multiplied by `rate_scale`."""
@@ -144,7 +151,9 @@ class Elastic:
         )
         self._world: World | None = None
         self._old: World | None = None  # peers may still be reading the last exchange from it
-        self._sums = Sums(terms.plan.parts(1))
+        model.room = 1 + len(self._witness) if terms.deterministic else 0
+        self._sums: Sums | PlainSums = Sums(1) if terms.deterministic else PlainSums(model, len(self._witness))
+        self._new_sums(terms.plan.parts(1))
         self._trained = 0  # records, where the number of steps does not say it
         self._current: Part | None = None
         self._weight = 1.0  # of the current part
@@ -218,6 +227,8 @@ class Elastic:
             while (part := self._advance()) is not None:
                 self._current = part
                 self._model.begin(part.seed)
+                if isinstance(self._sums, PlainSums):
+                    self._begin_plain(self._sums)
                 self.computing(part)
                 yield part
                 if self._current is not None:
@@ -237,20 +248,31 @@ class Elastic:
         if self._current is None:
             raise ElasticDLError("elastic.step(loss) takes one part of elastic.parts(), and there is none")
         part, self._current = self._current, None
-        size = self._model.size
-        vector = torch.empty(size + 1 + len(self._witness), device=self._model.device)
-        weight = self._weight
-        self._model.contribute(vector[:size], weight)
-        vector[size] = (loss.detach() if isinstance(loss, torch.Tensor) else loss) * weight
-        if self._terms.audit:
-            vector[size + 1 :] = 0.0
-            vector[size + 1 :][torch.as_tensor(part.records, device=vector.device)] = 1.0
-        self._sums.add(part.virtual, vector)
+        if isinstance(self._sums, PlainSums):
+            self._sums.add(part.virtual, loss, part.records if self._terms.audit else None)
+        else:
+            self._sums.add(part.virtual, self._contribution(part, loss))
         self._sizes.add(len(part))
         world = self._world
         if world is None or self._missing(world):
             return False
         return self._exchange(world)
+
+    def _contribution(self, part: Part, loss: float | torch.Tensor) -> torch.Tensor:
+        size, weight = self._model.size, self._weight
+        vector = self._model.contribute(weight)
+        vector[size] = (loss.detach() if isinstance(loss, torch.Tensor) else loss) * weight
+        if self._terms.audit:
+            vector[size + 1 :] = 0.0
+            vector[size + 1 :][torch.as_tensor(part.records, device=vector.device)] = 1.0
+        return vector
+
+    def _begin_plain(self, sums: PlainSums) -> None:
+        """With the worker's last part its exchange begins."""
+        world = self._world
+        assert world is not None
+        last = len(self._missing(world)) == 1
+        sums.begin(self._weight / sums.virtual, world.group if last else None)
 
     def _advance(self) -> Part | None:
         """Do whatever comes before the next part; None when there is none."""
@@ -298,6 +320,8 @@ class Elastic:
         for virtual in self._sums.missing(*world.run):
             if step.part(virtual).records:
                 found.append(virtual)
+            elif isinstance(self._sums, PlainSums):
+                self._sums.skip(virtual)
             else:
                 size = self._model.size + 1 + len(self._witness)
                 self._sums.add(virtual, torch.zeros(size, device=self._model.device))
@@ -325,7 +349,7 @@ class Elastic:
             return
         self._drop_old()
         if self._sums.virtual != self._world.virtual:  # what was computed belongs to a step cut in another way
-            self._sums = Sums(self._world.virtual)
+            self._new_sums(self._world.virtual)
         self._evaluated = set(self._world.evaluated)
         self._committed_at = time.monotonic()
         known = self._control.evaluations
@@ -379,8 +403,14 @@ class Elastic:
 
     def _forget_step(self) -> None:
         """What was computed on another state is of no use."""
-        self._sums = Sums(self._sums.virtual)
+        self._new_sums(self._sums.virtual)
         self._measured.clear()
+
+    def _new_sums(self, virtual: int) -> None:
+        if isinstance(self._sums, PlainSums):
+            self._sums.forget(virtual)
+        else:
+            self._sums = Sums(virtual)
 
     # A step's end.
 
@@ -388,7 +418,7 @@ class Elastic:
         self._control.doing("exchange")
         try:
             with self._control.interruptible(world.group.abort):
-                total, stop = world.total(self._sums, self._control.flag, self._terms.deterministic)
+                total, stop = world.total(self._sums, self._control.flag)
         except CalledOff as reason:
             log.info("Step %d is given up: %s", self.committed_steps, reason)
             self._leave()
@@ -407,8 +437,8 @@ class Elastic:
         self._control.doing("apply")
         size = self._model.size
         means = total[: size + 1]
-        if step.parts > 1:
-            means = means / step.parts  # not in place: the sum belongs to the group, and the model may keep its own
+        if step.parts > 1 and self._terms.deterministic:
+            means /= step.parts
         self._settle()
         self._reading = Reading(step.number, torch.stack([*torch.aminmax(means), means[size]]))
         # Where a step that is not finite fails the job, that may be seen a step later: a GPU then need not wait.
@@ -526,6 +556,8 @@ class Elastic:
         """The last thing: what was begun is written, what was said gets out."""
         self._saver.finish()
         self._current = None
+        if isinstance(self._sums, PlainSums):
+            self._sums.close()
         world, self._world = self._world, None
         self._drop_old()
         if world is not None:

@@ -45,25 +45,26 @@ class TorchModel:
         if not trainable:
             raise UsageError([Problem("model", "", "no parameter of it is trained", "Let some require gradients.")])
         frozen = {name: p for name, p in model.named_parameters() if name not in trainable}
-        self._values = Values(type(model).__name__, trainable, _buffers(model), frozen)
+        self.values = Values(type(model).__name__, trainable, _buffers(model), frozen)
         self._part = ExitStack()
-        self.device = self._values.device
-        self.size = self._values.gradient_size + self._values.buffer_size
+        self.device = self.values.device
+        self.size, self.room = self.values.gradient_size + self.values.buffer_size, 0
 
     # One part.
 
     def begin(self, seed: int) -> None:
-        self._part.enter_context(self._values.passing())
+        self._part.enter_context(self.values.passing())
         seed_everything(seed)
 
-    def contribute(self, out: torch.Tensor, weight: float) -> None:
+    def contribute(self, weight: float) -> torch.Tensor:
         with self._part:
-            self._values.vector(out)
+            found: torch.Tensor = self.values.vector(self.room)
             if weight != 1.0:
-                out *= weight
+                found[: len(found) - self.room] *= weight
+        return found
 
     def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float = 1.0) -> None:
-        for parameter, gradient in zip(self._values.trainable, self._values.gradients(mean), strict=True):
+        for parameter, gradient in zip(self.values.trainable, self.values.gradients(mean), strict=True):
             parameter.grad = gradient
         if self._before_update is not None:
             self._before_update()
@@ -71,8 +72,8 @@ class TorchModel:
             self._optimizer.step()
         if self._scheduler is not None:
             self._scheduler.step()
-        self._values.move_buffers(mean)
-        for parameter in self._values.trainable:
+        self.values.move_buffers(mean)
+        for parameter in self.values.trainable:
             parameter.grad = None
 
     # Its state.
@@ -99,7 +100,7 @@ class TorchModel:
                     value.copy_(held)
             else:
                 value.load_state_dict(held)
-        self._values.commit()
+        self.values.commit()
 
 
 def _buffers(model: torch.nn.Module) -> list[Buffer]:

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from elasticdl.api import state_files
+from elasticdl.api.overlap import PlainSums
 from elasticdl.collective.control import SharedSession
-from elasticdl.collective.exchange import gather_bytes, plain_total, tree_total
+from elasticdl.collective.exchange import gather_bytes, tree_total
 from elasticdl.collective.group import Group
 from elasticdl.collective.store import RelayedStore
 from elasticdl.collective.sums import Sums
@@ -45,16 +46,11 @@ class World:
         busy = min(parts, len(self.members))
         return runs(parts, busy)[self.rank] if self.rank < busy else (parts, parts)
 
-    def total(self, sums: Sums, flag: bool, deterministic: bool) -> tuple[torch.Tensor, bool]:
+    def total(self, sums: Sums | PlainSums, flag: bool) -> tuple[torch.Tensor, bool]:
         """The sum over all virtual workers, and whether any member knows of a world to come."""
-        nodes = sums.nodes(*self.run)
-        if deterministic:
-            return tree_total(self.group, nodes, self.virtual, flag)
-        first, *others = nodes.values()
-        mine = first.clone()
-        for other in others:
-            mine += other
-        return plain_total(self.group, mine, flag)
+        if isinstance(sums, PlainSums):
+            return sums.total(self.group, flag)
+        return tree_total(self.group, sums.nodes(*self.run), self.virtual, flag)
 
     def gather(self, mine: bytes) -> list[bytes]:
         """What every member has, by rank."""

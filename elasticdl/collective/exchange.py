@@ -32,7 +32,7 @@ Value = tuple[torch.Tensor, bool]  # and whether it may be overwritten
 def tree_total(group: Group, nodes: Mapping[Node, torch.Tensor], virtual: int, flag: bool) -> tuple[torch.Tensor, bool]:
     """The sum over all virtual workers, the same bits for any world, and whether any rank's flag was set.
 
-    `nodes` are this rank's, and stay as they are. The sum belongs to the group: it is good until its next exchange.
+    `nodes` are this rank's, and stay as they are. The sum is a tensor of its own, or, for a world of one, the node.
     """
     group.check()
     shares = [subtrees(*run, virtual) for run in runs(virtual, group.size)]
@@ -42,8 +42,7 @@ def tree_total(group: Group, nodes: Mapping[Node, torch.Tensor], virtual: int, f
         return nodes[root(virtual)], flag
     device = next(iter(nodes.values())).device
     mine = nodes if device.type == "cpu" else _staged(group, nodes)
-    any_flag = group.run(_Exchange(group, mine, shares, virtual, flag).carry_out)
-    total = group.buffer("total", next(iter(mine.values())).numel())
+    total, any_flag = group.run(_Exchange(group, mine, shares, virtual, flag).carry_out)
     return total.to(device), any_flag
 
 
@@ -75,11 +74,6 @@ class _Exchange:
     def rounds(self) -> int:
         return -(-self.size // (self.group.size * PIECE_FLOATS))
 
-    @property
-    def peers(self) -> list[int]:
-        """The other ranks, beginning with the next one: not everybody turns to rank 0 first."""
-        return [(self.group.rank + i) % self.group.size for i in range(1, self.group.size)]
-
     def piece(self, rank: int, turn: int) -> slice:
         """What the owner of a slice adds up in a round."""
         start, stop = self._slice_start(rank), self._slice_start(rank + 1)
@@ -91,13 +85,12 @@ class _Exchange:
             return self.size
         return self.size * rank // self.group.size // _LINE_FLOATS * _LINE_FLOATS
 
-    def carry_out(self, link: Link) -> bool:
-        total = self.group.buffer("total", self.size)
-        receipts = _Receipts(link, self.peers)
-        headers = _Headers(self, link)
+    def carry_out(self, link: Link) -> tuple[torch.Tensor, bool]:
+        total = torch.empty(self.size)  # a new one for each sum: an optimizer may keep a part of it
+        receipts = _Receipts(link, self.group.peers)
+        headers = Headers(self.group, link, self.size, self.flag)
         if self.size not in self.group.sizes_agreed:
             headers.wait()  # pieces of unequal sizes would be Gloo's end
-            self.group.sizes_agreed.add(self.size)
         coming: list[list[tuple[Node, Passage]]] = []
         back: list[Passage] = []  # totals of the others
         going: list[Passage] = []
@@ -114,7 +107,7 @@ class _Exchange:
         for passage in back:
             passage.wait()
         receipts.settle(going)
-        return headers.wait()
+        return total, headers.wait()
 
     def _start(
         self, link: Link, turn: int, total: torch.Tensor, back: list[Passage], going: list[Passage]
@@ -124,7 +117,7 @@ class _Exchange:
         places = self._places(turn, mine.stop - mine.start)
         tag = _FIRST_ROUND_TAG + turn * _TAGS_PER_ROUND
         coming = []
-        for peer in self.peers:
+        for peer in self.group.peers:
             theirs = self.piece(peer, turn)
             if mine.stop > mine.start:
                 for number, node in enumerate(self.shares[peer]):
@@ -137,7 +130,7 @@ class _Exchange:
 
     def _places(self, turn: int, length: int) -> Iterator[torch.Tensor]:
         """Where a round's pieces arrive: a place is free again once its round is added up."""
-        count = sum(len(self.shares[peer]) for peer in self.peers)
+        count = sum(len(self.shares[peer]) for peer in self.group.peers)
         longest = self.piece(self.group.rank, 0)
         width = longest.stop - longest.start
         space = self.group.buffer("pieces", AHEAD * count * width)
@@ -160,7 +153,7 @@ class _Exchange:
         if mine.stop == mine.start:
             return []
         tag = _FIRST_ROUND_TAG + (turn + 1) * _TAGS_PER_ROUND - 1
-        return [link.send(total[mine], peer, tag) for peer in self.peers]
+        return [link.send(total[mine], peer, tag) for peer in self.group.peers]
 
 
 def _add(left: Value, right: Value) -> Value:
@@ -188,16 +181,14 @@ class _Receipts:
             passage.wait()
 
 
-class _Headers:
+class Headers:
     """How many floats everybody brings, and whether anybody's flag is set."""
 
-    def __init__(self, exchange: _Exchange, link: Link) -> None:
-        self._exchange = exchange
-        mine = torch.tensor([exchange.size, exchange.flag], dtype=torch.int64)
-        self._going = [link.send(mine, peer, _HEADER) for peer in exchange.peers]
-        self._coming = [
-            (peer, link.receive(torch.empty(2, dtype=torch.int64), peer, _HEADER)) for peer in exchange.peers
-        ]
+    def __init__(self, group: Group, link: Link, size: int, flag: bool) -> None:
+        self._group, self._size, self._mine = group, size, flag
+        mine = torch.tensor([size, flag], dtype=torch.int64)
+        self._going = [link.send(mine, peer, _HEADER) for peer in group.peers]
+        self._coming = [(peer, link.receive(torch.empty(2, dtype=torch.int64), peer, _HEADER)) for peer in group.peers]
         self._flag: bool | None = None
 
     def wait(self) -> bool:
@@ -205,36 +196,16 @@ class _Headers:
             brought = [(peer, *passage.wait().tolist()) for peer, passage in self._coming]
             for passage in self._going:  # so that the others can tell as well what does not match
                 passage.wait()
-            flags = [self._exchange.flag]
+            flags = [self._mine]
             for peer, size, flag in brought:
-                if size != self._exchange.size:
-                    member = self._exchange.group.members[peer]
-                    what = f"{member} brings {size} numbers to the sum, this worker {self._exchange.size}"
+                if size != self._size:
+                    member = self._group.members[peer]
+                    what = f"{member} brings {size} numbers to the sum, this worker {self._size}"
                     raise GroupBroken(f"{what}: their models are not the same", [member])
                 flags.append(bool(flag))
             self._flag = any(flags)
+            self._group.sizes_agreed.add(self._size)
         return self._flag
-
-
-def plain_total(group: Group, contribution: torch.Tensor, flag: bool) -> tuple[torch.Tensor, bool]:
-    """The sum in whatever order is fastest, and whether any rank's flag was set.
-
-    The contribution stays as it is. The sum belongs to the group: it is good until its next exchange.
-    """
-    group.check()
-    if group.size == 1:
-        return contribution, flag
-    size = contribution.numel()
-    fused = group.buffer("fused", size + 1)
-    fused[:size].copy_(contribution)
-    fused[size] = float(flag)
-
-    def carry_out(link: Link) -> None:
-        faults.point("worker.in_exchange")
-        link.all_reduce(fused)
-
-    group.run(carry_out)
-    return fused[:size].to(contribution.device), bool(fused[size] > 0)
 
 
 def gather_bytes(group: Group, mine: bytes) -> list[bytes]:
@@ -242,7 +213,7 @@ def gather_bytes(group: Group, mine: bytes) -> list[bytes]:
     group.check()
     if group.size == 1:
         return [mine]
-    peers = [(group.rank + i) % group.size for i in range(1, group.size)]
+    peers = group.peers
 
     def carry_out(link: Link) -> list[bytes]:
         receipts = _Receipts(link, peers)

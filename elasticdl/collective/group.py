@@ -30,7 +30,7 @@ from elasticdl.errors import CalledOff, GroupBroken, WireError
 T = TypeVar("T")
 
 _LAST_SECONDS = 1.0  # that the end of the process waits for couriers, all together
-_SOURCE_LINE = re.compile(r"\[/[^\]]*:\d+\]\s*")  # where in Gloo's sources an error was made
+_SOURCE_LINE = re.compile(r"\[(?:enforce fail at )?/[^\]]*:\d+\]\s*")  # where in Gloo's sources an error was made
 
 
 class _Lost(Exception):
@@ -78,9 +78,10 @@ class Link:
         self._check()
         return Passage(self.gloo.recv([tensor], source, tag), tensor, source)
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
+    def all_reduce(self, tensor: torch.Tensor) -> Any:
+        """Begin to put the sum over all members in place of this one's numbers; what to wait for."""
         self._check()
-        self.gloo.allreduce([tensor]).wait()
+        return self.gloo.allreduce([tensor])
 
     def part(self) -> None:
         """Nothing leaves or comes in any more; whoever waits for this member, or here for another, hears of it."""
@@ -107,11 +108,11 @@ class Link:
             raise RuntimeError("the group was given up")
 
 
-class _Errand(Generic[T]):
+class Errand(Generic[T]):
     """Something for the courier to do, and what came of it."""
 
-    def __init__(self, body: Callable[[Link], T]) -> None:
-        self.body = body
+    def __init__(self, body: Callable[[Link], T], give_up: Callable[[], None]) -> None:
+        self.body, self.give_up = body, give_up
         self.woken = threading.Event()  # it is done, or not waited for any more
         self.results: list[T] = []
         self.error: BaseException | None = None
@@ -131,7 +132,7 @@ class _Errand(Generic[T]):
             error = error.__cause__ or error.__context__
 
 
-def _courier(link: Link, errands: SimpleQueue[_Errand[Any] | None]) -> None:
+def _courier(link: Link, errands: SimpleQueue[Errand[Any] | None]) -> None:
     while (errand := errands.get()) is not None:
         errand.do(link)
         errand.forget()
@@ -140,7 +141,7 @@ def _courier(link: Link, errands: SimpleQueue[_Errand[Any] | None]) -> None:
     link.gloo = None  # closes the connections; its threads are idle by now
 
 
-_couriers: weakref.WeakKeyDictionary[threading.Thread, SimpleQueue[_Errand[Any] | None]] = weakref.WeakKeyDictionary()
+_couriers: weakref.WeakKeyDictionary[threading.Thread, SimpleQueue[Errand[Any] | None]] = weakref.WeakKeyDictionary()
 
 
 @atexit.register
@@ -164,11 +165,11 @@ class Group:
         self.sizes_agreed: set[int] = set()  # of vectors that all members are known to hold
         self._buffers: dict[str, torch.Tensor] = {}
         self._lock = threading.Lock()
-        self._errand: _Errand[Any] | None = None
+        self._errand: Errand[Any] | None = None
         self._reason: str | None = None
         self._broken: GroupBroken | None = None
         self._link = Link(store, f"world-{generation}", self.size)
-        self._errands: SimpleQueue[_Errand[Any] | None] = SimpleQueue()
+        self._errands: SimpleQueue[Errand[Any] | None] = SimpleQueue()
         # Also when nobody closes the group: the courier ends once the group is out of reach.
         self._dismiss = weakref.finalize(self, self._errands.put, None)
         self._dismiss.atexit = False
@@ -187,6 +188,11 @@ class Group:
             self.close()
             raise
 
+    @property
+    def peers(self) -> list[int]:
+        """The other ranks, beginning with the next one: not everybody turns to rank 0 first."""
+        return [(self.rank + i) % self.size for i in range(1, self.size)]
+
     def check(self) -> None:
         """Raise if this group was called off or is broken."""
         with self._lock:
@@ -197,13 +203,22 @@ class Group:
 
     def run(self, body: Callable[[Link], T], seconds: float | None = None) -> T:
         """Have the courier do this, and wait for it. Without a limit, Gloo's own for each of its waits holds."""
-        errand = _Errand(body)
+        return self.wait(self.begin(body), seconds)
+
+    def begin(self, body: Callable[[Link], T], give_up: Callable[[], None] = lambda: None) -> Errand[T]:
+        """Have the courier do this. Whoever begins it waits for it before the next, or closes the group; then `give_up`
+        frees a body that waits for its own side."""
+        errand = Errand(body, give_up)
         self.check()
         with self._lock:
             self._errand = errand
             if self._reason is not None:
                 errand.woken.set()
         self._errands.put(errand)
+        return errand
+
+    def wait(self, errand: Errand[T], seconds: float | None = None) -> T:
+        """What came of it. CalledOff or GroupBroken when nothing did."""
         in_time = errand.woken.wait(seconds)
         with self._lock:
             self._errand = None
@@ -235,11 +250,11 @@ class Group:
         self._broken = GroupBroken(what, suspects)
         return GroupBroken(what, suspects)
 
-    def buffer(self, name: str, size: int, dtype: torch.dtype = torch.float32, pinned: bool = False) -> torch.Tensor:
+    def buffer(self, name: str, size: int, pinned: bool = False) -> torch.Tensor:
         """A vector in main memory that lives and dies with this group; the same one for the same name and size."""
         found = self._buffers.get(name)
-        if found is None or found.numel() != size or found.dtype != dtype:
-            found = self._buffers[name] = torch.empty(size, dtype=dtype, pin_memory=pinned)
+        if found is None or found.numel() != size:
+            found = self._buffers[name] = torch.empty(size, pin_memory=pinned)
         return found
 
     def abort(self, reason: str) -> None:
@@ -253,5 +268,10 @@ class Group:
     def close(self) -> None:
         """No more calls. What is under way is called off; connections are closed as soon as Gloo lets go of them."""
         self.abort("the group is closed")
+        with self._lock:
+            errand, self._errand = self._errand, None
+        if errand is not None:
+            errand.give_up()
+            self._link.part()
         self._buffers = {}
         self._dismiss()

@@ -16,6 +16,8 @@ from elasticdl.frameworks.trainable import Arrays
 if TYPE_CHECKING:
     import torch
 
+    from elasticdl.frameworks.replica_tensors import Values
+
 # Prefixes of the names in a state.
 MODEL, OPTIMIZER = "model/", "optimizer/"
 
@@ -46,11 +48,16 @@ class Replica(Protocol):
         """What the user should know about how the model is trained."""
         ...
 
-    def part(self, features: Arrays, labels: Arrays, seed: int) -> tuple[float, torch.Tensor]:
+    @property
+    def values(self) -> Values | None:
+        """The tensors of a model whose gradients torch makes one after another; they can be watched."""
+        ...
+
+    def part(self, features: Arrays, labels: Arrays, seed: int, room: int = 0) -> tuple[float, torch.Tensor]:
         """Forward and backward of some records in training mode, all random numbers drawn from `seed`.
 
-        The mean loss of the records, and a fresh flat float32 tensor on `device`. Parameters and buffers stay as
-        committed.
+        The mean loss of the records, and a fresh flat float32 tensor on `device`, with room for so many floats more at
+        its end. Parameters and buffers stay as committed.
         """
         ...
 

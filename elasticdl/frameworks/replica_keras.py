@@ -79,7 +79,7 @@ class KerasReplica(KerasModel, ABC):
     def device(self) -> torch.device: ...
 
     @abstractmethod
-    def part(self, features: Arrays, labels: Arrays, seed: int) -> tuple[float, torch.Tensor]: ...
+    def part(self, features: Arrays, labels: Arrays, seed: int, room: int = 0) -> tuple[float, torch.Tensor]: ...
 
     @abstractmethod
     def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float = 1.0) -> None: ...
@@ -144,6 +144,10 @@ class ArrayReplica(KerasReplica):
     def device(self) -> torch.device:
         return torch.device("cpu")
 
+    @property
+    def values(self) -> None:
+        """Gradients are there all at once."""
+
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         check_state(self._code.path, self.state(), state)
         for variable in self._kept:
@@ -181,6 +185,14 @@ class ArrayReplica(KerasReplica):
                 variable.assign((value.astype(np.float32) + move).astype(value.dtype))
             else:
                 variable.assign(value + np.rint(move).astype(value.dtype))
+
+
+def roomy(vector: Any, room: int) -> torch.Tensor:
+    """A copy of a flat array, with room for more behind it."""
+    array = np.asarray(vector)
+    found = torch.empty(len(array) + room)
+    found.numpy()[: len(array)] = array
+    return found
 
 
 def split(flat: Any, variables: Sequence[Any]) -> list[Any]:

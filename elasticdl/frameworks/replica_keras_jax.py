@@ -12,7 +12,7 @@ import torch
 from elasticdl.frameworks.determinism import random_state_kept, set_random_state
 from elasticdl.frameworks.keras_jax import checked
 from elasticdl.frameworks.model_file import ModelFile
-from elasticdl.frameworks.replica_keras import ArrayReplica, split
+from elasticdl.frameworks.replica_keras import ArrayReplica, roomy, split
 from elasticdl.frameworks.trainable import Arrays, map_arrays, narrowed, to_numpy
 
 
@@ -29,13 +29,13 @@ class JaxReplica(ArrayReplica):
         self._compiled_step = jax.jit(self._update)
         self._compiled_predict = jax.jit(self._predictions)
 
-    def part(self, features: Arrays, labels: Arrays, seed: int) -> tuple[float, torch.Tensor]:
+    def part(self, features: Arrays, labels: Arrays, seed: int, room: int = 0) -> tuple[float, torch.Tensor]:
         set_random_state(seed)  # of feeds and losses that draw outside the compiled function: none from Keras
         with self._code.running("computing a training step"):
             inputs, targets = map_arrays(self._checked, features), map_arrays(narrowed, labels)
             scale = np.float32(self._steps.loss_scale())
             loss, vector = self._compiled_part(self._values(), self._start(seed), inputs, targets, scale)
-        return float(loss), torch.from_numpy(np.array(vector))
+        return float(loss), roomy(vector, room)
 
     def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float = 1.0) -> None:
         flat = mean.numpy()

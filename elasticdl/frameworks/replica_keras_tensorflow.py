@@ -11,7 +11,7 @@ import torch
 from elasticdl.frameworks.determinism import random_state_kept
 from elasticdl.frameworks.keras import as_tensor
 from elasticdl.frameworks.model_file import ModelFile
-from elasticdl.frameworks.replica_keras import ArrayReplica, split
+from elasticdl.frameworks.replica_keras import ArrayReplica, roomy, split
 from elasticdl.frameworks.trainable import Arrays, map_arrays, to_numpy
 
 
@@ -26,12 +26,12 @@ class TensorflowReplica(ArrayReplica):
         self._graph_step = tf.function(self._update, autograph=False, reduce_retracing=False)
         self._graph_predict = tf.function(self._predictions, autograph=False, reduce_retracing=False)
 
-    def part(self, features: Arrays, labels: Arrays, seed: int) -> tuple[float, torch.Tensor]:
+    def part(self, features: Arrays, labels: Arrays, seed: int, room: int = 0) -> tuple[float, torch.Tensor]:
         self._set_random_state(seed)
         with self._code.running("computing a training step"):
             inputs, targets = self._inputs(features), map_arrays(as_tensor, labels)
             loss, vector = self._graph_part(inputs, targets, tf.constant(self._steps.loss_scale()))
-        return float(loss), torch.from_numpy(np.array(vector))
+        return float(loss), roomy(vector, room)
 
     def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float = 1.0) -> None:
         flat = mean.numpy()

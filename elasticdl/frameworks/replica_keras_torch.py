@@ -27,41 +27,41 @@ class TorchKerasReplica(KerasReplica):
         super().__init__(model, code)
         trainable = {v.path: v.value for v in self._trainable}
         buffers = [Buffer(v.path, v.value) for v in [*self._floats, *self._integers]]
-        self._values = Values(code.path, trainable, buffers, {v.path: v.value for v in self._frozen})
+        self.values = Values(code.path, trainable, buffers, {v.path: v.value for v in self._frozen})
         found = make_optimizer(code, list(trainable.values()))
         self._torch = TorchOptimizer(code, trainable, *found) if isinstance(found[0], torch.optim.Optimizer) else None
         self._steps = KerasSteps(code, self._trainable, *found) if self._torch is None else None
 
     @property
     def device(self) -> torch.device:
-        return self._values.device
+        return self.values.device
 
-    def part(self, features: Arrays, labels: Arrays, seed: int) -> tuple[float, torch.Tensor]:
+    def part(self, features: Arrays, labels: Arrays, seed: int, room: int = 0) -> tuple[float, torch.Tensor]:
         self._set_random_state(seed)
         self._model._clear_losses()
-        with self._values.passing():
+        with self.values.passing():
             with self._code.running("computing a training step"), torch.enable_grad():
                 inputs, targets = self._inputs(features), map_arrays(as_tensor, labels)
                 predictions = self._model(inputs, **self._when_training)
                 loss = self._loss(targets, predictions, self._model.losses)
                 scale = 1.0 if self._steps is None else self._steps.loss_scale()
                 (loss if scale == 1.0 else loss * scale).backward()
-            vector = self._values.vector()
+            vector = self.values.vector(room)
         return loss.item(), vector
 
     def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float = 1.0) -> None:
-        gradients = self._values.gradients(mean)
+        gradients = self.values.gradients(mean)
         if self._torch is not None:
             self._torch.step(gradients, step, epoch, rate_scale)
         elif self._steps is not None:
             self._steps.set_rate(step, epoch, rate_scale)
             with self._code.running("taking an optimizer step"), torch.no_grad():
                 self._steps.optimizer.apply(gradients, self._trainable)
-        self._values.move_buffers(mean)
+        self.values.move_buffers(mean)
 
     def predict(self, features: Arrays) -> Arrays:
         running = self._code.running("computing predictions")
-        with running, random_state_kept(), self._values.passing(), torch.no_grad():
+        with running, random_state_kept(), self.values.passing(), torch.no_grad():
             self._set_random_state(0)
             return map_arrays(to_numpy, self._model(self._inputs(features), **self._when_predicting))
 
@@ -75,7 +75,7 @@ class TorchKerasReplica(KerasReplica):
         check_state(self._code.path, expected, given)
         with torch.no_grad():
             torch._foreach_copy_(list(expected.values()), [given[name] for name in expected])
-        self._values.commit()
+        self.values.commit()
         if self._torch is not None:
             self._torch.load(of_optimizer)
         elif self._steps is not None:

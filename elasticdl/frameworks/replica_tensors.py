@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +42,8 @@ class Values:
         self._kinds = [_Kind(path, dtype, kinds[dtype]) for dtype in sorted(kinds, key=str)]
         self._contiguous = all(t.is_contiguous() for t in self.trainable)
         self._zeros: dict[int, Any] = {}
+        # Somebody who takes gradients as they are: vectors are then made of moves alone.
+        self.receive: Callable[[list[Any]], None] | None = None
         self.gradient_size = sum(t.numel() for t in self.trainable)
         self.buffer_size = sum(kind.size for kind in self._kinds)
         first = next(iter([*self.trainable, *(b.tensor for b in buffers)]), None)
@@ -63,19 +65,23 @@ class Values:
             for tensor in self.trainable:
                 tensor.grad = None
 
-    def vector(self, out: Any = None) -> Any:
-        """[gradients | moves of the buffers] after a pass: float32, in `out` or a tensor of its own."""
-        parts = [self._gradient(i, t.grad) for i, t in enumerate(self.trainable)]
-        if self._widths - {torch.float32}:
+    def vector(self, room: int = 0) -> Any:
+        """[gradients | moves of the buffers | room for more] after a pass: float32, a tensor of its own."""
+        if self.receive is not None:
+            self.receive([t.grad for t in self.trainable])
+            parts = []
+        else:
+            parts = [self._gradient(i, t.grad) for i, t in enumerate(self.trainable)]
+        if parts and self._widths - {torch.float32}:
             if len(self._widths) > 1:
                 parts = [gradient.float() for gradient in parts]
             parts = [_flatten_dense_tensors(parts).float()]  # as a whole: one by one they cost ten times as much
-        parts += [kind.moves() for kind in self._kinds]
-        if out is not None:
-            return torch.cat([part.reshape(-1) for part in parts], out=out) if parts else out
-        if len(parts) < 2:  # flattening one tensor gives that tensor
-            return parts[0].reshape(-1).clone() if parts else torch.zeros(0, device=self.device)
-        return _flatten_dense_tensors(parts)
+        parts = [part.reshape(-1) for part in (*parts, *(kind.moves() for kind in self._kinds))]
+        size = sum(part.numel() for part in parts)
+        found = torch.empty(size + room, device=self.device)
+        if parts:
+            torch.cat(parts, out=found[:size])
+        return found
 
     def gradients(self, mean: Any) -> list[Any]:
         """The mean gradient, in the form of the parameters."""

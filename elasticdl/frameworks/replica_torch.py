@@ -39,27 +39,27 @@ class TorchReplica:
         _check(model, trainable, code.path)
         buffers, fleeting = _buffers(model)
         still = {name: p for name, p in model.named_parameters() if not p.requires_grad} | fleeting
-        self._values = Values(code.path, trainable, buffers, still)
-        self.gradient_size, self.buffer_size = self._values.gradient_size, self._values.buffer_size
+        self.values = Values(code.path, trainable, buffers, still)
+        self.gradient_size, self.buffer_size = self.values.gradient_size, self.values.buffer_size
         kept = dict(model.named_parameters()) | {b.name: b.tensor for b in buffers}
         self._named = {f"{MODEL}{name}": tensor for name, tensor in kept.items()}
         self._optimizer = TorchOptimizer(code, trainable, *make_optimizer(code, list(trainable.values())))
 
-    def part(self, features: Arrays, labels: Arrays, seed: int) -> tuple[float, torch.Tensor]:
+    def part(self, features: Arrays, labels: Arrays, seed: int, room: int = 0) -> tuple[float, torch.Tensor]:
         if not self._model.training:
             self._model.train()
         set_random_state(seed)
-        with self._values.passing():
+        with self.values.passing():
             with self._code.running("computing a training step"), torch.enable_grad():
                 inputs, targets = self._to_tensors(features), self._to_tensors(labels)
                 loss = mean_of(self._code.loss(targets, self._model(inputs)))
                 loss.backward()
-            vector = self._values.vector()
+            vector = self.values.vector(room)
         return loss.item(), vector
 
     def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float = 1.0) -> None:
-        self._optimizer.step(self._values.gradients(mean), step, epoch, rate_scale)
-        self._values.move_buffers(mean)
+        self._optimizer.step(self.values.gradients(mean), step, epoch, rate_scale)
+        self.values.move_buffers(mean)
 
     def state(self) -> dict[str, torch.Tensor]:
         return {name: tensor.detach() for name, tensor in self._named.items()} | self._optimizer.state()
@@ -71,11 +71,11 @@ class TorchReplica:
         self._optimizer.check(of_optimizer)
         with torch.no_grad():
             torch._foreach_copy_(list(self._named.values()), [of_model[name] for name in self._named])
-        self._values.commit()
+        self.values.commit()
         self._optimizer.load(of_optimizer)
 
     def predict(self, features: Arrays) -> Arrays:
-        with self._code.running("computing predictions"), random_state_kept(), self._values.passing():
+        with self._code.running("computing predictions"), random_state_kept(), self.values.passing():
             self._model.eval()
             with torch.inference_mode():
                 return map_arrays(to_numpy, self._model(self._to_tensors(features)))

@@ -36,19 +36,22 @@ class ReplicaModel:
     def __init__(self, replica: Replica) -> None:
         self.replica, self.device = replica, replica.device
         self.size = replica.gradient_size + replica.buffer_size
+        self.values, self.room = replica.values, 0
         self._given: torch.Tensor | None = None
 
     def begin(self, seed: int) -> None:
         """Its parts begin by themselves."""
 
     def compute(self, features: Arrays, labels: Arrays, seed: int) -> float:
-        loss, self._given = self.replica.part(features, labels, seed)
+        loss, self._given = self.replica.part(features, labels, seed, self.room)
         return loss
 
-    def contribute(self, out: torch.Tensor, weight: float) -> None:
+    def contribute(self, weight: float) -> torch.Tensor:
         assert self._given is not None
-        torch.mul(self._given, weight, out=out)
-        self._given = None
+        given, self._given = self._given, None
+        if weight != 1.0:
+            given[: len(given) - self.room] *= weight
+        return given
 
     def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float) -> None:
         self.replica.apply(mean, step, epoch, rate_scale)

@@ -48,10 +48,9 @@ def build(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, Any]:
 
 
 def train_a_step(trained: TorchModel, model: torch.nn.Module, step: int) -> torch.Tensor:
-    vector = torch.empty(trained.size)
     trained.begin(seed=step)
     model(torch.randn(6, 3)).square().mean().backward()
-    trained.contribute(vector, 1)
+    vector = trained.contribute(1)
     trained.apply(vector.clone(), step, 0)
     return vector
 
@@ -64,9 +63,7 @@ def test_a_part_leaves_nothing_behind_but_its_vector() -> None:
     for _ in range(2):
         trained.begin(seed=5)
         model(torch.randn(6, 3)).square().mean().backward()
-        vector = torch.empty(trained.size)
-        trained.contribute(vector, 3)
-        vectors.append(vector)
+        vectors.append(trained.contribute(3))
     assert torch.equal(*vectors), "the second part does not see the first, random numbers included"
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())

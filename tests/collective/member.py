@@ -15,7 +15,8 @@ import torch
 
 from elasticdl import faults
 from elasticdl.collective import exchange
-from elasticdl.collective.exchange import PIECE_FLOATS, gather_bytes, plain_total, tree_total
+from elasticdl.collective.buckets import plain_total
+from elasticdl.collective.exchange import PIECE_FLOATS, gather_bytes, tree_total
 from elasticdl.collective.group import Group
 from elasticdl.collective.store import RelayedStore
 from elasticdl.collective.sums import Sums

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from elasticdl.collective.exchange import gather_bytes, plain_total, tree_total
+from elasticdl.collective.buckets import plain_total
+from elasticdl.collective.exchange import gather_bytes, tree_total
 from elasticdl.collective.group import Group
 from elasticdl.collective.store import RelayedStore
 from elasticdl.errors import CalledOff

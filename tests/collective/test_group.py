@@ -93,9 +93,9 @@ def test_a_stopped_rank_that_goes_on_later_cannot_disturb_the_new_generation(rel
         members[3].signal(signal.SIGSTOP)
     for member in members[:3]:
         member.abort("worker d does not move")
-    # In the second case the exchange may have been over before the signal came.
+    # A member may see another's connection end before it hears why; the second exchange may be over before the signal.
     outcomes = {a.wait().error for a in answers}
-    assert outcomes == {"CalledOff"} or (not early and outcomes <= {"CalledOff", "GroupBroken", ""})
+    assert outcomes <= {"CalledOff", "GroupBroken"} or (not early and outcomes <= {"CalledOff", "GroupBroken", ""})
     survivors = relay.together(2, "a", "b", "c")
     assert [a.result()[0] for a in totals(survivors, 2)] == [expected(8, SIZE, 2)] * 3
     running = [m.tell("totals", virtual=8, size=SIZE, steps=range(3, 8)) for m in survivors]
