@@ -39,12 +39,12 @@ class JaxReplica(ArrayReplica):
 
     def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float = 1.0) -> None:
         flat = mean.numpy()
-        self._steps.set_rate(step, epoch, rate_scale)
         slots = list(self._steps.optimizer.variables)
-        with self._code.running("taking an optimizer step"):
-            values, held = self._compiled_step(flat, self._values(), [v.value for v in slots])
-        for variable, value in zip([*self._trainable, *slots], [*values, *held], strict=True):
-            variable.assign(value)
+        with self._steps.rate_of(step, epoch, rate_scale):
+            with self._code.running("taking an optimizer step"):
+                values, held = self._compiled_step(flat, self._values(), [v.value for v in slots])
+            for variable, value in zip([*self._trainable, *slots], [*values, *held], strict=True):
+                variable.assign(value)
         self._move_buffers(flat)
 
     def predict(self, features: Arrays) -> Arrays:

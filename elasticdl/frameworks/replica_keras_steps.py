@@ -40,9 +40,17 @@ class KerasSteps:
         self.named = _named(optimizer.variables)
         self.scales_loss = hasattr(optimizer, "dynamic_scale") or bool(getattr(optimizer, "loss_scale_factor", None))
 
-    def set_rate(self, step: int, epoch: int, scale: float) -> None:
-        """The rate of this step."""
-        rate = (self._first if self._schedule is None else self._schedule.rate(step, epoch)) * scale
+    @contextmanager
+    def rate_of(self, step: int, epoch: int, scale: float) -> Iterator[None]:
+        """The rate of this step, while it is taken; what is kept, and saved, is the rate without the scale."""
+        rate = self._first if self._schedule is None else self._schedule.rate(step, epoch)
+        self._set(rate * scale)
+        try:
+            yield
+        finally:
+            self._set(rate)
+
+    def _set(self, rate: float) -> None:
         if rate != self._last:
             self._rate.assign(rate)
             self._last = rate

@@ -35,9 +35,8 @@ class TensorflowReplica(ArrayReplica):
 
     def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float = 1.0) -> None:
         flat = mean.numpy()
-        self._steps.set_rate(step, epoch, rate_scale)
         gradients = [tf.cast(g, v.dtype) for g, v in zip(split(flat, self._trainable), self._trainable, strict=True)]
-        with self._code.running("taking an optimizer step"):
+        with self._steps.rate_of(step, epoch, rate_scale), self._code.running("taking an optimizer step"):
             self._graph_step(gradients)
         self._move_buffers(flat)
 

@@ -54,8 +54,8 @@ class TorchKerasReplica(KerasReplica):
         if self._torch is not None:
             self._torch.step(gradients, step, epoch, rate_scale)
         elif self._steps is not None:
-            self._steps.set_rate(step, epoch, rate_scale)
-            with self._code.running("taking an optimizer step"), torch.no_grad():
+            rate, running = self._steps.rate_of(step, epoch, rate_scale), self._code.running("taking an optimizer step")
+            with rate, running, torch.no_grad():
                 self._steps.optimizer.apply(gradients, self._trainable)
         self.values.move_buffers(mean)
 

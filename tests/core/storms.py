@@ -26,14 +26,14 @@ LEAVERS = {"terminate": 8, "kill": 2, "scale": 2}
 class Storm:
     def __init__(
         self, seed: int, membership: Callable[..., Membership] = Membership, faults: dict[str, int] | None = None,
-        other: float = 0.05, worlds: Callable[..., Worlds] = Worlds,
+        other: float = 0.05, worlds: Callable[..., Worlds] = Worlds, share: int = 0,
     ) -> None:  # fmt: skip
         r = self.random = Random(seed)
         workers = r.randint(1, 3)
         self.other = other if r.random() < 0.5 else 0.0  # how many machines have another arithmetic
         self.worlds = worlds(
             workers, 1 if self.other else r.randint(1, workers), r.randint(0, 1), r.choice([8, 40, 120]),
-            r.choice(SCHEDULES), membership, deterministic=r.random() < 0.8,
+            r.choice(SCHEDULES), membership, deterministic=r.random() < 0.8, share=share,
         )  # fmt: skip
         fierce = r.choice([0.3, 1.0, 2.0])
         kinds = {k: n * fierce for k, n in (faults or FAULTS).items() if r.random() < 0.7 or faults}

@@ -124,3 +124,68 @@ def test_parts_weigh_what_they_hold_and_one_each_where_they_are_equal(plan: Step
         assert sum(weights) == pytest.approx(plan.virtual)
         sizes = {plan.part(step, v).records for v in range(plan.virtual)}
         assert len(sizes) > 1 or set(weights) == {1.0}
+
+
+# A batch that follows the number of workers.
+
+FOLLOWING = st.builds(
+    StepPlan,
+    records=st.integers(1, 60),
+    batch=st.just(8),
+    virtual=st.just(4),
+    epochs=st.integers(1, 3),
+    share=st.integers(1, 9),
+)
+SIZES = st.lists(st.integers(1, 7), min_size=1, max_size=10)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(plan=FOLLOWING, sizes=SIZES)
+@example(plan=StepPlan(records=10, batch=8, virtual=4, epochs=2, share=4), sizes=[2, 1, 5])
+def test_whatever_the_sizes_of_the_worlds_every_record_is_trained_once_in_every_epoch(
+    plan: StepPlan, sizes: list[int]
+) -> None:
+    seen: Counter[tuple[int, int]] = Counter()
+    number, trained = 0, 0
+    while not plan.over(number, trained):
+        workers = sizes[number % len(sizes)]
+        step = plan.step(number, trained, workers)
+        parts = [step.part(v) for v in range(plan.parts(workers))]
+        assert [p.step for p in parts] == [number] * workers
+        assert [position for p in parts for position in range(p.start, p.stop)] == list(range(step.start, step.stop))
+        assert max(p.records for p in parts) <= plan.share, "no worker computes more than its share"
+        assert step.records == plan.share * workers or step.stop == plan.records, "only an epoch's last step is short"
+        busy = [p.records for p in parts if p.records]
+        assert max(busy) - min(busy) <= 1 and sum(step.weight(v) for v in range(workers)) == pytest.approx(workers)
+        seen.update((p.epoch, position) for p in parts for position in range(p.start, p.stop))
+        number, trained = number + 1, trained + step.records
+    assert seen == Counter({(e, p): 1 for e in range(plan.epochs) for p in range(plan.records)})
+    assert trained == plan.total_records and plan.trained(number, trained) == trained
+
+
+def test_the_rate_follows_the_workers_in_proportion_or_by_the_square_root() -> None:
+    rates = {}
+    for rule in ("none", "linear", "sqrt"):
+        plan = StepPlan(records=100, batch=32, virtual=4, epochs=1, share=8, lr_scaling=rule)
+        rates[rule] = [plan.step(0, 0, workers).rate_scale for workers in (1, 4, 16)]
+    assert rates == {"none": [1.0, 1.0, 1.0], "linear": [0.25, 1.0, 4.0], "sqrt": [0.5, 1.0, 2.0]}
+    tail = StepPlan(records=100, batch=32, virtual=4, epochs=1, share=8, lr_scaling="linear").step(3, 96, 4)
+    assert (tail.records, tail.rate_scale) == (4, 1.0), "a short step is no smaller world"
+    fixed = StepPlan(records=100, batch=32, virtual=4, epochs=1, lr_scaling="linear")
+    assert fixed.step(0, 0, 1).rate_scale == 1.0, "a fixed batch has the user's rate"
+
+
+def test_a_limit_of_steps_ends_a_job_whose_batch_follows_the_workers() -> None:
+    plan = StepPlan(records=100, batch=32, virtual=4, epochs=2, max_step=3, share=8)
+    assert not plan.over(2, 48) and plan.over(3, 72) and plan.over(2, 200)
+    assert plan.total_steps == 0, "it depends on the workers"
+
+
+def test_a_job_whose_batch_follows_the_workers_says_so() -> None:
+    spec = JobSpec.model_construct(
+        minibatch_size=16, num_workers=3, virtual_workers=64, max_workers=None, num_epochs=2, max_step=0,
+        batch_policy="per_worker", lr_scaling="sqrt",
+    )  # fmt: skip
+    plan = StepPlan.of(spec, records=100)
+    assert (plan.share, plan.batch, plan.lr_scaling, plan.parts(5)) == (16, 48, "sqrt", 5)
+    assert plan.virtual == 8, "into so many parts the validation data is cut"

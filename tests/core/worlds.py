@@ -108,9 +108,9 @@ class Worlds:
 
     def __init__(
         self, workers: int = 2, least: int = 1, standby: int = 0, records: int = 40, schedule: Schedule | None = None,
-        membership: Callable[..., Membership] = Membership, deterministic: bool = True,
+        membership: Callable[..., Membership] = Membership, deterministic: bool = True, share: int = 0,
     ) -> None:  # fmt: skip
-        plan = StepPlan(records, 4, 8, 1)
+        plan = StepPlan(records, 4, 8, 1, share=share)
         budget = Budget(crashes=1000, start_seconds=60.0, reconnect_seconds=10.0)
         self.terms = AllreduceTerms(
             "j", workers, plan, least, standby=standby, deterministic=deterministic, grace_seconds=GRACE_SECONDS,
@@ -322,6 +322,16 @@ class Worlds:
 
     # What main threads do.
 
+    def trained(self, history: History) -> int:
+        """How many records are in a model: where the batch follows the workers, its worlds tell."""
+        total = 0
+        for number, generation in enumerate(history[1:]):
+            total += self.terms.plan.step(number, total, len(self.worlds[generation])).records
+        return total
+
+    def done(self, w: Worker) -> bool:
+        return self.terms.plan.over(len(w.history) - 1, self.trained(w.history))
+
     def over(self, w: Worker) -> bool:
         return w.alive and not w.up and self.now - w.away_since > GRACE_SECONDS
 
@@ -334,7 +344,7 @@ class Worlds:
             self.kill(name, CRASHED)
             return True
         if w.world is not None:
-            idle = w.state[1] >= self.terms.plan.total_steps
+            idle = self.done(w)
             if w.stopping or w.called_off or (idle and w.newest > w.generation):
                 w.leave_world()
                 return True
@@ -355,7 +365,7 @@ class Worlds:
         if wanted and not w.answered:
             assert w.proposal is not None
             w.confirmed, w.answered = w.proposal.generation, True
-            self.say(w, e.WorldConfirmed(name, w.confirmed, w.state))
+            self.say(w, e.WorldConfirmed(name, w.confirmed, w.state, records=self.trained(w.history)))
             return True
         return False
 
@@ -411,7 +421,7 @@ class Worlds:
     def may_exchange(self, generation: int) -> bool:
         members = [self.workers[n] for n in self.worlds[generation]]
         ready = all(w.formed and not w.hung and w.pending is None and not w.stopping for w in members)
-        return ready and len({w.state for w in members}) == 1 and members[0].state[1] < self.terms.plan.total_steps
+        return ready and len({w.state for w in members}) == 1 and not self.done(members[0])
 
     def commit(self, w: Worker, stop: bool, speaks: bool = True) -> None:
         w.pending = None
@@ -421,7 +431,10 @@ class Worlds:
         known = self.contents.setdefault(w.state, w.history)
         holds(known == w.history, f"{w.state} is the name of {known} and of {w.history}")
         if speaks:
-            self.say(w, e.StepsCommitted(w.name, w.generation, w.state[1], 0.5))
+            self.say(w, self.progress(w))
+
+    def progress(self, w: Worker) -> e.StepsCommitted:
+        return e.StepsCommitted(w.name, w.generation, w.state[1], 0.5, records=self.trained(w.history))
 
     def commit_late(self, name: str) -> None:
         w = self.workers[name]
@@ -444,7 +457,8 @@ class Worlds:
         cut = due[0]
         del w.saves[cut]
         self.writes[cut] = w.history
-        w.wrote[cut] = e.ServerWrote(w.name, cut, json.dumps({"step": w.state[1]}), error)
+        part = {"step": w.state[1], "records": self.trained(w.history)}
+        w.wrote[cut] = e.ServerWrote(w.name, cut, json.dumps(part), error)
         self.say(w, w.wrote[cut])
         return True
 
@@ -458,7 +472,7 @@ class Worlds:
     def pulse(self, w: Worker) -> None:
         """Said a few times a second, whatever was lost."""
         if w.alive and not w.hung and w.formed and w.state[0] == w.generation and w.state[1] > self.job.step:
-            self.say(w, e.StepsCommitted(w.name, w.generation, w.state[1], 0.5))
+            self.say(w, self.progress(w))
 
     def hang(self, name: str) -> None:
         self.workers[name].hung = True
@@ -492,6 +506,11 @@ class Worlds:
     def check(self) -> None:
         able = self.able()
         holds(len(able) <= 1, f"{len(able)} worlds can commit side by side: {able}")
+        running, begun = self.job.membership.running_generation, self.job.membership.begun
+        state = (running, self.job.step) if self.job.step > begun.state[1] else begun.state
+        known = self.contents.get(state, self.disk.get(begun.directory))
+        if known is not None and len(known) - 1 == self.job.step:
+            holds(self.job.records == self.trained(known), f"{self.job.records} records are said to be in {known}")
         if not self.job.outcome:
             check_replicas(self.job.replicas)
             m = self.job.membership
@@ -548,6 +567,7 @@ class Worlds:
             f"{self.job.reason} {m.phase}, {m.members}, confirmed {m.confirmed}, formed {m.formed}, at {self.job.step}"
         )
         holds(self.job.outcome == "succeeded", f"calm does not end the job: {self.job.outcome} {state}")
+        holds(self.job.records == self.terms.plan.total_records, f"{self.job.records} records are trained")
         holds(len(self.journal) - events < 20 * ROUNDS, "too much was said")
 
     def calm_turn(self, turn: int) -> None:
@@ -582,7 +602,7 @@ class Worlds:
         m = self.job.membership
         ready = [n for n, w in m.workers.items() if w.in_touch and not w.leaving and not w.refused]
         steady = not self.launching and not self.news and m.training and not m.workers.keys() - set(ready)
-        if steady and turn > 10 and self.job.step < self.terms.plan.total_steps and not self.job.stopping:
+        if steady and turn > 10 and not self.job.trained_out and not self.job.stopping:
             holds(len(m.members) == min(m.wanted, len(ready)), f"{len(ready)} are ready, {m.members} train")
         self.exchange()
         for name in list(self.workers):

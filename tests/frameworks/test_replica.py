@@ -213,7 +213,24 @@ def test_a_rate_can_be_scaled_for_one_step(form: str) -> None:
         mean = mean_of([contribution(replica, 0, v) for v in range(VIRTUAL)], 0)
         replica.apply(mean.clone(), 0, 0, rate_scale=scale)
         rates.append(float((before - _flat(replica)).norm() / mean[: replica.gradient_size].norm()))
+        kept = [float(t) for name, t in replica.state().items() if name.endswith("learning_rate")]
+        assert kept == pytest.approx([0.1] * len(kept)), "the state holds the rate without the scale"
     assert rates == pytest.approx([0.1, 0.2, 0.1, 0.05], rel=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "plain_descent"])
+def test_a_scaled_step_is_the_step_of_an_optimizer_with_that_rate(form: str, optimizer: str) -> None:
+    """Slots, and the rate of the steps that follow, stay what they would be."""
+    scaled = make(form, optimizer=optimizer, params={"plain": True})
+    mean = mean_of([contribution(scaled, 0, v) for v in range(VIRTUAL)], 0)
+    usual = make(form, optimizer=optimizer, params={"plain": True})
+    before = _flat(scaled)
+    scaled.apply(mean.clone(), 0, 0, rate_scale=0.5)
+    usual.apply(mean.clone(), 0, 0)
+    torch.testing.assert_close((_flat(scaled) - before) * 2, _flat(usual) - before, rtol=1e-3, atol=1e-6)
+    ours, theirs = scaled.state(), usual.state()
+    slots = [name for name in ours if name.startswith("optimizer/")]
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in slots)
 
 
 def test_a_state_that_does_not_fit_is_refused_by_name(form: str) -> None:

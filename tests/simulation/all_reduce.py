@@ -154,7 +154,7 @@ class SessionWorlds(Worlds):
             self.kill(name, CRASHED)
             return True
         session: WorldSession = w.session
-        match session.todo(idle=w.state[1] >= self.terms.plan.total_steps):
+        match session.todo(idle=self.done(w)):
             case Todo.END:
                 if session.wrote and not session.shutdown:
                     return False  # what it wrote is not yet part of a checkpoint
@@ -188,6 +188,7 @@ class SessionWorlds(Worlds):
         if any(not p.alive or (p.left >= start.generation) for p in members):
             self.break_world(w.name)  # they were there, and are not
             return True
+        before = w.history
         if start.directory and w.name == start.members[0]:
             if start.directory in self.damaged:
                 self.met.add("damaged checkpoint")
@@ -203,6 +204,13 @@ class SessionWorlds(Worlds):
         else:
             held: State = (start.state.generation, start.state.step)
             holds(w.state == held, f"{w.name} is to begin at {held}, and holds {w.state}")
+        if w.history is not before:
+            session.loaded(self.trained(w.history))
+            if start.generation % 5 == 0 and w.name in start.copies:
+                self.met.add("source died after the copy")
+                self.kill(start.copies[w.name])
+                self.break_world(w.name)
+                return True
         self.tell(w, session.form(0.0, 0.0, 0))
         holds(len(w.history) - 1 == w.state[1], f"{w.name} holds {len(w.history) - 1} steps, and calls it {w.state}")
         return True
@@ -210,7 +218,7 @@ class SessionWorlds(Worlds):
     def commit(self, w: Any, stop: bool, speaks: bool = True) -> None:
         w.pending = None
         w.history += (w.generation,)
-        w.session.commit(0.5, 0.1, stop)
+        w.session.commit(0.5, 0.1, stop, self.trained(w.history))
         known = self.contents.setdefault(w.state, w.history)
         holds(known == w.history, f"{w.state} is the name of {known} and of {w.history}")
         if speaks:
@@ -228,7 +236,8 @@ class SessionWorlds(Worlds):
             return False
         w.session.begin_save(save.cut)
         self.writes[save.cut] = w.history
-        self.tell(w, w.session.saved(save.cut, json.dumps({"step": w.state[1]}), error))
+        part = {"step": w.state[1], "records": self.trained(w.history)}
+        self.tell(w, w.session.saved(save.cut, json.dumps(part), error))
         return True
 
     def pulse(self, w: Any) -> None:

@@ -28,6 +28,23 @@ def test_jobs_in_storms_train_every_step_once_and_end() -> None:
     assert not [kind for kind in kinds if not met[kind]], f"only {met} happened"
 
 
+def test_where_the_batch_follows_the_workers_every_record_is_trained_once_in_any_storm() -> None:
+    """The number of steps is not known beforehand: workers tell how many records are trained, and are believed."""
+    met: Counter[str] = Counter()
+    lengths = set()
+    for seed in range(STORMS):
+        try:
+            storm = Storm(seed, faults=WIND if seed % 3 == 2 else None, worlds=SessionWorlds, share=seed % 5 + 1)
+            worlds = storm.run()
+            met.update(worlds.met)
+            lengths.add(worlds.job.step)
+        except AssertionError as broken:
+            raise AssertionError(f"storm {seed}: {broken}") from broken
+    kinds = ("state copied", "sum missed", "master restarted", "damaged checkpoint")
+    assert not [kind for kind in kinds if not met[kind]], f"only {met} happened"
+    assert len(lengths) > 20, "the worlds were not of different sizes"
+
+
 # Sessions with one bug each.
 
 
@@ -68,12 +85,21 @@ class NameOfTheWorld(WorldSession):
 
 
 @dataclass
+class NameOfTheFormed(WorldSession):
+    """A state that was copied is called what it was before, until the whole world stands."""
+
+    def loaded(self, records: int) -> None:
+        if self.formed:
+            super().loaded(records)
+
+
+@dataclass
 class StepsOfItsOwn(WorldSession):
     """The name of a state says nothing about the world that committed it."""
 
-    def commit(self, loss: float, seconds: float, stop: bool) -> None:
+    def commit(self, loss: float, seconds: float, stop: bool, records: int) -> None:
         before = self.state
-        super().commit(loss, seconds, stop)
+        super().commit(loss, seconds, stop, records)
         self.state = (max(1, before[0]), before[1] + 1)
 
 
@@ -81,8 +107,8 @@ class StepsOfItsOwn(WorldSession):
 class StopsAlone(WorldSession):
     """Who knows of a proposal stops after the step, whether the others agreed or not."""
 
-    def commit(self, loss: float, seconds: float, stop: bool) -> None:
-        super().commit(loss, seconds, False)
+    def commit(self, loss: float, seconds: float, stop: bool, records: int) -> None:
+        super().commit(loss, seconds, False, records)
         self.stopping = self.flag
 
 
@@ -96,11 +122,13 @@ class ConfirmsWithNothing(WorldSession):
 
 
 SILENCE = {"break stream": 12, "silence": 6, "connect": 4}  # for longer than a worker goes on without the master
+KILLS = {"kill": 8, "connect": 6, "scale": 3}
 SESSIONS: dict[type[WorldSession], tuple[range, dict[str, int]]] = {
     StoredSaidOnce: (range(220, 280), WIND),
     BrokenSaidOnce: (range(60), WIND),
     NeverStopsByItself: (range(60), SILENCE),
     NameOfTheWorld: (range(60), WIND),
+    NameOfTheFormed: (range(60), KILLS),
     StepsOfItsOwn: (range(60), WIND),
     StopsAlone: (range(240, 300), WIND),
     ConfirmsWithNothing: (range(60), WIND),
