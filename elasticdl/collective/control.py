@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from elasticdl.collective.session import State, Todo, WorldSession
-from elasticdl.errors import CalledOff, ElasticDLError, Unreachable
+from elasticdl.errors import CalledOff, ElasticDLError, JobFailed, Unreachable
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.link import Link
 
@@ -240,6 +240,11 @@ class Alone(SharedSession):
 
     def leave(self) -> None:
         self._session.receive(pb.ToReplica(shutdown=pb.Shutdown(reason="told to go")))
+
+    def leave_world(self, error: str = "", suspects: Sequence[str] = (), unreadable: str = "") -> None:
+        if error:
+            raise JobFailed(error)  # there is nobody to begin another world
+        super().leave_world(error, suspects, unreadable)
 
     def wait(self, idle: bool) -> None:
         """Nobody will say more: when every step is done, all is."""
