@@ -149,7 +149,7 @@ class Master:
             await self._act(effect)
         for event, _ in entries:
             if self.relay is not None and isinstance(event, e.ReplicaJoined):
-                self.relay.again(event.name)
+                self.relay.again(event.name, self.now())
         self.journal.keep_state(self.job, self.now())
 
     async def _act(self, effect: Effect) -> None:

@@ -11,6 +11,7 @@ from elasticdl.core.pulses import Pulses
 from elasticdl.wire import control_pb2 as pb
 
 COMMIT_SECONDS = 0.5  # how often the journal hears how far training is
+AGAIN_SECONDS = 0.5  # in which pulses come that waited for this process, if it was the one that stood still
 
 
 class Relay:
@@ -22,6 +23,7 @@ class Relay:
         self._values: dict[str, pb.Stored] = {}
         self.pulses = Pulses(job.terms.budget.hang_seconds)
         self._told_at, self._told = 0.0, (0, 0)  # when, which generation and step
+        self._doubted: dict[str, float] = {}  # who seems to be hung, since when
 
     def stored(self, worker: str, stored: pb.Stored) -> None:
         """Pass a key on to the other members of its generation; of an older one nobody hears any more."""
@@ -35,8 +37,9 @@ class Relay:
             if name != worker:
                 self._send(name, pb.ToReplica(stored=stored))
 
-    def again(self, worker: str) -> None:
-        """A member's stream is back: what the others stored meanwhile."""
+    def again(self, worker: str, now: float) -> None:
+        """A worker's stream is back: what the others stored meanwhile. It was out of touch, and not hung."""
+        self.pulses.back(worker, now)
         membership = self._job.membership
         if self._generation == membership.generation and worker in membership.members:
             for stored in self._values.values():
@@ -59,11 +62,16 @@ class Relay:
         return e.StepsCommitted(worker, pulse.generation, pulse.step, loss, pulse.first_step_seconds, pulse.records)
 
     def hung(self, now: float) -> list[e.Event]:
-        """Members that stand still."""
-        return [e.WorkerHung(*found) for found in self.pulses.hung(self._watched(), now)]
+        """Members that stand still, also when looked at a second time."""
+        found = self.pulses.hung(self._watched(), now)
+        self._doubted = {name: self._doubted.get(name, now) for name, *_ in found}
+        return [e.WorkerHung(*one) for one in found if now - self._doubted[one[0]] >= AGAIN_SECONDS]
 
     def deadline(self) -> float | None:
-        return self.pulses.deadline(self._watched())
+        watched = self._watched()
+        times = [self._doubted[n] + AGAIN_SECONDS for n in watched if n in self._doubted]
+        first = self.pulses.deadline([n for n in watched if n not in self._doubted])
+        return min(times if first is None else [*times, first], default=None)
 
     def _watched(self) -> list[str]:
         m = self._job.membership

@@ -53,3 +53,11 @@ def test_the_clock_is_asked_for_when_somebody_may_turn_out_to_be_hung() -> None:
     assert pulses.deadline(["a"]) == 8 + FLOOR_SECONDS, "the phase began two seconds ago"
     pulses.forget("a")
     assert pulses.deadline(["a"]) is None and pulses.limit_seconds == 300
+
+
+def test_who_was_out_of_touch_is_not_hung_when_it_comes_back() -> None:
+    pulses = Pulses(hang_seconds=300)
+    heard(pulses, "a", "compute", 0, now=0)
+    pulses.back("a", 20)
+    assert pulses.hung(["a"], 20) == []
+    assert pulses.hung(["a"], 20 + FLOOR_SECONDS) == [("a", "silent for 5.0 s, at step 7 in wait", 20)]

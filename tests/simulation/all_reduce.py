@@ -116,7 +116,7 @@ class SessionWorlds(Worlds):
         self.hear(event_of(name, hello))
         for event in said_again(name, hello.hello):
             self.hear(event)
-        self.relay.again(name)
+        self.relay.again(name, self.now)
 
     def break_stream(self, name: str) -> None:
         super().break_stream(name)

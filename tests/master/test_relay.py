@@ -1,0 +1,49 @@
+"""What workers say through the master: who is taken for hung, and who is not."""
+
+from __future__ import annotations
+
+from elasticdl.core import events as e
+from elasticdl.core.pulses import FLOOR_SECONDS
+from elasticdl.master.relay import AGAIN_SECONDS, Relay
+from elasticdl.wire import control_pb2 as pb
+from tests.core.test_allreduce_job import Play, W
+
+
+def training() -> Relay:
+    play = Play()
+    play.trains(W[0], W[1])
+    return Relay(play.job, lambda name, message: None)
+
+
+def pulse(relay: Relay, worker: str, now: float, seconds: float = 0.0) -> None:
+    told = pb.Pulse(generation=1, step=7, phase="compute", seconds=seconds, step_seconds=0.1)
+    relay.pulse(worker, told, now)
+
+
+def test_who_stands_still_is_looked_at_twice() -> None:
+    relay = training()
+    pulse(relay, W[0], 10)
+    assert relay.deadline() == 10 + FLOOR_SECONDS
+    first = 10 + FLOOR_SECONDS
+    assert relay.hung(first) == [] and relay.deadline() == first + AGAIN_SECONDS
+    pulse(relay, W[0], first + 0.2, seconds=5.2)
+    why = "compute of step 7 lasts 5.5 s already"
+    assert relay.hung(first + AGAIN_SECONDS) == [e.WorkerHung(W[0], why, 10)]
+
+
+def test_a_master_that_stood_still_itself_takes_nobody_for_hung() -> None:
+    relay = training()
+    for worker in W[:2]:
+        pulse(relay, worker, 10)
+    assert relay.hung(30) == [], "it may be that nobody listened"
+    for worker in W[:2]:
+        pulse(relay, worker, 30.1)
+    assert relay.hung(30 + AGAIN_SECONDS) == [] and relay.deadline() == 30.1 + FLOOR_SECONDS
+
+
+def test_who_comes_back_after_it_was_out_of_touch_is_not_hung() -> None:
+    relay = training()
+    pulse(relay, W[0], 10)
+    relay.again(W[0], 30)
+    assert relay.hung(30) == relay.hung(30 + AGAIN_SECONDS) == []
+    assert relay.deadline() == 30 + FLOOR_SECONDS
