@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ SLOW = os.environ.get("PEBBLE_SLOW", "")
 
 
 def pause() -> None:
-    if SECONDS and (not SLOW or os.path.exists(SLOW)):
+    if SECONDS and (not SLOW or Path(SLOW).exists()):
         time.sleep(SECONDS)
 
 

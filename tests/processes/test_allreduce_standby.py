@@ -55,17 +55,29 @@ def test_a_standby_takes_a_lost_workers_place_at_once_and_another_is_started(tmp
     after = allreduce.worker_pids(job)
     assert {n: after[n] for n in full.world} == {n: before[n] for n in full.world}, "a process was started again"
 
-    second, other = standing_by(job, but=standby, version=full.version)
-    assert job.kill(other, KILL), "nobody trains with it"
-    third, next_one = standing_by(job, but=other, version=second.version)
-    assert third.generation == second.generation, "the loss of a standby disturbs no world"
-    assert job.kill(survivor, TERM)
-    left = job.wait_until(lambda s: survivor not in s.world)
-    assert set(left.world) == {standby, next_one} and left.generation == third.generation + 1
-
+    job.wait_until(lambda s: len(s.replicas) == 4 and s.version > full.version)
     allreduce.hurry(job)
     status = allreduce.check(job, PLAIN, allreduce.train_alone(PLAIN, data))
     told = allreduce.story_of(job, "elasticdl-warm-master")
     assert re.search(rf"generation {full.generation}: without {victim}, with {standby} .* in all$", told, re.M), told
     assert "1 worker trains" not in told, "the job was never below its strength"
     assert int(status.get("repeated_batches", 0)) == 0
+
+
+@pytest.mark.long
+def test_a_standby_that_dies_disturbs_nobody_and_another_takes_the_place_of_a_worker_that_leaves(
+    tmp_path: Path, data: Path
+) -> None:
+    job = allreduce.start(tmp_path, "warm", PLAIN, data, "--num_standby=1", part_seconds=0.06)
+    first, standby = standing_by(job, version=3)
+    assert job.kill(standby, KILL)
+    second, other = standing_by(job, but=standby, version=first.version)
+    assert second.generation == first.generation
+    leaver, stays = second.world
+    assert job.kill(leaver, TERM)
+    left = job.wait_until(lambda s: leaver not in s.world)
+    assert set(left.world) == {stays, other} and left.generation == second.generation + 1
+    allreduce.hurry(job)
+    allreduce.check(job, PLAIN, allreduce.train_alone(PLAIN, data))
+    for name in (stays, other):
+        assert "broke" not in allreduce.story_of(job, name), "a leave at the end of a step breaks nothing"

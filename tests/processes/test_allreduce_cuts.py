@@ -1,0 +1,195 @@
+"""Workers that are cut off from the master, or from each other: never do two worlds commit, and the job goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.core.pulses import FLOOR_SECONDS
+from elasticdl.job.names import JobPaths
+from tests.processes import allreduce, harness
+from tests.processes.allreduce import CONT, KILL, STOP, Description
+from tests.processes.cuts import Proxy, check_one_world_at_a_time, commits
+from tests.processes.harness import RunningJob
+
+pytestmark = pytest.mark.processes
+
+PLAIN = Description(model="cut_off", epochs=8, evaluation_steps=50)
+THREE = Description(model="cut_off", epochs=8, workers=3, minibatch=11, evaluation_steps=50)
+EVERY_STEP = "--log_loss_steps=1"
+PATIENT = ("--master_grace_seconds=300", "--reconnect_seconds=300")  # however slow this machine is
+CUT = "elasticdl-cut-worker-0"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return allreduce.write_data(tmp_path_factory.mktemp("ids"))
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[Proxy]:
+    """Between the master of the job `cut` and its first worker."""
+    proxy = Proxy(JobPaths(tmp_path / "state", "cut").master_address.read_text)
+    yield proxy
+    proxy.close()
+
+
+def start(
+    tmp: Path, description: Description, data: Path, proxy: Proxy, *flags: str, checkpoint_seconds: float = 0.0
+) -> RunningJob:
+    env = {"CUT_MASTERS": json.dumps({CUT: proxy.address})}
+    return allreduce.start(
+        tmp, "cut", description, data, EVERY_STEP, *flags,
+        part_seconds=0.06, checkpoint_seconds=checkpoint_seconds, **env,
+    )  # fmt: skip
+
+
+def check(job: RunningJob, description: Description, data: Path, repeated: int = 0) -> dict[str, Any]:
+    allreduce.hurry(job)
+    status = allreduce.check(job, description, alone(description, data))
+    check_one_world_at_a_time(job, repeated)
+    return status
+
+
+alone = functools.cache(allreduce.train_alone)
+
+
+def test_a_worker_that_the_master_cannot_reach_trains_on_until_a_world_without_it_begins(
+    tmp_path: Path, data: Path, proxy: Proxy
+) -> None:
+    job = start(tmp_path, THREE, data, proxy, *PATIENT)
+    first = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 3)
+    proxy.refuse()
+    away = job.wait_until(lambda s: any(r.name == CUT and r.state == "lost touch" for r in s.replicas))
+    later = job.wait_until(lambda s: s.version > away.version + 2)
+    assert later.generation == first.generation and set(later.world) == set(first.world), "nobody was lost"
+    victim = next(n for n in first.world if n != CUT)
+    assert job.kill(victim, KILL)
+    without = job.wait_until(lambda s: s.generation > first.generation and s.version > later.version)
+    assert CUT not in without.world, "it was not told, so nobody can count on it"
+    proxy.heal()
+    job.wait_until(lambda s: CUT in s.world and s.version > without.version)
+    status = check(job, THREE, data)
+    assert int(status.get("repeated_batches", 0)) == 0
+    assert allreduce.story_of(job, CUT).count(" starts at ") == 1, "it was started again"
+
+
+@pytest.mark.long
+def test_a_worker_whose_words_are_lost_on_the_way_is_replaced(tmp_path: Path, data: Path, proxy: Proxy) -> None:
+    job = start(tmp_path, THREE, data, proxy)
+    first = job.wait_until(lambda s: s.version >= 8 and len(s.world) == 3)
+    proxy.freeze()
+    without = job.wait_until(lambda s: CUT not in s.world and s.version > first.version)
+    assert without.generation > first.generation
+    proxy.heal()
+    status = check(job, THREE, data)
+    assert any(f"{CUT} is hung: silent for" in text for text in allreduce.decisions(status))
+    assert int(status.get("repeated_batches", 0)) == 0
+
+
+@pytest.mark.long
+def test_who_alone_holds_the_state_and_is_out_of_touch_is_waited_for(tmp_path: Path, data: Path, proxy: Proxy) -> None:
+    """Somebody else is ready, and there is nothing to go on from: it does not begin anew."""
+    job = start(tmp_path, PLAIN, data, proxy, *PATIENT)
+    first = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 2)
+    proxy.refuse()
+    job.wait_until(lambda s: any(r.name == CUT and r.state == "lost touch" for r in s.replicas))
+    (victim,) = set(first.world) - {CUT}
+    assert job.kill(victim, KILL)
+    waiting = job.wait_until(lambda s: any(n not in first.world for n in s.world))  # proposed, and not started
+    proxy.heal()
+    back = job.wait_until(lambda s: CUT in s.world and s.version > waiting.version)
+    assert back.generation > waiting.generation
+    status = check(job, PLAIN, data)
+    assert int(status.get("repeated_batches", 0)) == 0
+    assert allreduce.story_of(job, CUT).count(" starts at ") == 1, "it was started again"
+
+
+@pytest.mark.long
+def test_who_is_out_of_touch_for_too_long_stops_before_the_others_go_on_without_it(
+    tmp_path: Path, data: Path, proxy: Proxy
+) -> None:
+    """Nobody of the world is left that could say that it commits nothing any more: the grace has to run out."""
+    flags = ("--master_grace_seconds=5", "--reconnect_seconds=120")
+    job = start(tmp_path, PLAIN, data, proxy, *flags, checkpoint_seconds=1)
+    first = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 2 and bool(s.checkpoint))
+    proxy.refuse()
+    job.wait_until(lambda s: any(r.name == CUT and r.state == "lost touch" for r in s.replicas))
+    (victim,) = set(first.world) - {CUT}
+    assert job.kill(victim, KILL)
+    job.wait_until(lambda s: len(s.world) == 2 and CUT not in s.world and s.version > first.version)
+    proxy.heal()
+    status = check(job, PLAIN, data, repeated=PLAIN.steps)
+    assert "no word from the master for 5 s" in allreduce.story_of(job, CUT)
+    found = commits(job)
+    begun = min(c.at for c in found if c.generation > first.generation)
+    assert max(c.at for c in found if c.generation == first.generation) < begun, "two worlds side by side"
+    assert int(status["repeated_batches"]) < PLAIN.steps
+
+
+@pytest.mark.long
+def test_a_master_that_stands_still_for_a_while_takes_nobody_for_hung(tmp_path: Path, data: Path) -> None:
+    """Everybody is silent for longer than a hung worker may be, and nobody is hung."""
+    job = allreduce.start(tmp_path, "still", PLAIN, data, EVERY_STEP, part_seconds=0.06)
+    first = job.wait_until(lambda s: s.version >= 8 and len(s.world) == 2)
+    master = job.replicas()["elasticdl-still-master"]
+    master.send_signal(STOP)
+    before = commits(job)[-1]
+    while commits(job)[-1].at < before.at + 2 * FLOOR_SECONDS:
+        assert job.process.poll() is None and commits(job)[-1].step < PLAIN.steps
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.process.wait(0.2)
+    master.send_signal(CONT)
+    job.wait_until(lambda s: s.version > commits(job)[-1].step)
+    status = check(job, PLAIN, data)
+    assert int(status["generation"]) == first.generation and int(status.get("losses", 0)) == 0
+
+
+# Peers that cannot reach each other. That takes addresses of their own, on a network of its own.
+
+ALONE = "ALONE_ON_ITS_NETWORK"
+
+
+def rule(*words: str) -> None:
+    subprocess.run(["ip", "rule", *words], check=True)
+
+
+@pytest.mark.long
+def test_peers_that_cannot_reach_each_other_go_on_one_by_one_until_they_can(tmp_path: Path, data: Path) -> None:
+    if ALONE not in os.environ:
+        on_a_network_of_its_own("test_peers_that_cannot_reach_each_other_go_on_one_by_one_until_they_can")
+        return
+    rule("add", "pref", "100", "lookup", "local")  # later than the one that cuts
+    rule("del", "pref", "0")
+    flags = (EVERY_STEP, "--master_grace_seconds=5")
+    job = allreduce.start(tmp_path, "peers", PLAIN, data, *flags, part_seconds=0.06, CUT_HOSTS="1")
+    first = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 2)
+    rule("add", "pref", "50", "to", "127.0.1.0/24", "blackhole")
+    parted = job.wait_until(lambda s: len(s.world) == 1 and s.version > first.version + 1)
+    rule("del", "pref", "50")
+    job.wait_until(lambda s: len(s.world) == 2 and s.version > parted.version)
+    status = check(job, PLAIN, data)
+    assert int(status.get("repeated_batches", 0)) == 0
+
+
+def on_a_network_of_its_own(test: str) -> None:
+    """Run a test of this file there."""
+    if not shutil.which("unshare") or not shutil.which("ip"):
+        pytest.skip("there is no unshare, or no ip, to cut a network with")
+    up = 'ip link set lo up && exec "$@"'
+    inside = ["unshare", "--net", "sh", "-c", up, "sh"]
+    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("a network of its own is not permitted here")
+    command = [*inside, sys.executable, "-m", "pytest", "-q", "-m", "long or not long", f"{__file__}::{test}"]
+    done = subprocess.run(command, cwd=harness.ROOT, env={**os.environ, ALONE: "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
