@@ -13,9 +13,11 @@ from pathlib import Path
 import torch
 
 import elasticdl.api as elasticdl
+from elasticdl.collective import buckets
 
 RECORDS, VALIDATION = 202, 50  # an epoch does not divide into steps, nor steps into parts
 SECONDS = float(os.environ.get("LOOP_SECONDS", "0"))  # that a part takes at least
+BUCKET_FLOATS = int(os.environ.get("LOOP_BUCKET_FLOATS", "0"))  # of what leaves during the backward pass
 SEED = int(os.environ.get("LOOP_SEED", "0"))  # of the initial weights; workers may differ, the first one's count
 
 torch.set_num_threads(1)
@@ -59,6 +61,7 @@ def run(job: elasticdl.Job, **more: object) -> tuple[elasticdl.Elastic, list[int
 
 
 if __name__ == "__main__":
+    buckets.BUCKET_FLOATS = BUCKET_FLOATS or buckets.BUCKET_FLOATS
     if "LOOP_GATE" in os.environ:  # a named pipe: a test lets a worker in once it has imported everything
         Path(os.environ["LOOP_GATE"]).read_text()
     loop, _ = run(elasticdl.join())

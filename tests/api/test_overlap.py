@@ -1,0 +1,120 @@
+"""Without determinism: gradients that leave during the backward pass give the means that the fixed tree gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import elasticdl.api as elasticdl
+from elasticdl.api.elastic import Elastic
+from elasticdl.collective import buckets
+from elasticdl.collective.buckets import cut
+from elasticdl.errors import ElasticDLError
+
+RECORDS = 50  # neither steps nor parts come out even
+features = torch.randn(RECORDS, 6, generator=torch.Generator().manual_seed(3))
+
+
+class Odd(torch.nn.Module):
+    """Everything that may go wrong: a parameter that is never used, one that is used now and then, a frozen one, one
+    used twice, sparse gradients, two widths, statistics, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(6, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.frozen = torch.nn.Linear(8, 8)
+        self.frozen.requires_grad_(False)
+        self.unused = torch.nn.Parameter(torch.ones(5))
+        self.sometimes = torch.nn.Parameter(torch.ones(8))
+        self.table = torch.nn.Embedding(4, 8, sparse=True)
+        self.wide = torch.nn.Parameter(torch.ones(8, dtype=torch.float64))
+        self.last = torch.nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.frozen(self.norm(self.first(x)))
+        x = torch.nn.functional.dropout(x, 0.2) + self.table((x[:, 0] > 0).long())
+        x = (x * self.wide).float()
+        if len(x) % 2:
+            x = x * self.sometimes
+        return self.last(x) + self.last(x.square())
+
+
+def build(deterministic: bool, **knobs: object) -> tuple[Odd, Elastic]:
+    torch.manual_seed(0)
+    model = Odd()
+    job = elasticdl.join(minibatch_size=18, virtual_workers=4, num_epochs=2, deterministic=deterministic, **knobs)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return model, job.elastic(model, torch.optim.SGD(trained, lr=0.05, momentum=0.9), records=RECORDS)
+
+
+def train(deterministic: bool, twice: bool = False, clip: bool = False) -> dict[str, torch.Tensor]:
+    model, elastic = build(deterministic, audit=True)
+    for part in elastic.parts():
+        loss = model(features[part.records]).square().mean()
+        if twice:
+            (0.25 * loss).backward(retain_graph=True)
+            (0.75 * loss).backward()
+        else:
+            loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.first.parameters(), 0.5)
+        elastic.step(loss)
+    assert torch.equal(elastic.state()["audit/witness"], torch.full((RECORDS,), 2.0))
+    torch.use_deterministic_algorithms(False)
+    return elastic.state()
+
+
+def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("floats", [1, 20, 1 << 19])
+def test_the_weights_are_those_of_the_tree_but_for_rounding(floats: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "BUCKET_FLOATS", floats)
+    same(train(deterministic=False), train(deterministic=True))
+
+
+def test_a_part_may_have_several_backward_passes() -> None:
+    same(train(deterministic=False, twice=True), train(deterministic=True, twice=True))
+
+
+def test_gradients_may_be_changed_before_the_part_is_done() -> None:
+    same(train(deterministic=False, clip=True), train(deterministic=True, clip=True))
+
+
+def test_gradients_that_change_when_they_are_gone_are_an_error_and_not_a_wrong_sum() -> None:
+    model, elastic = build(deterministic=False)
+    with pytest.raises(ElasticDLError, match=r"changed after backward.*before_update"):
+        for part in elastic.parts():
+            loss = model(features[part.records]).square().mean()
+            loss.backward()
+            if part.step == 1 and part.virtual == 3:
+                model.first.weight.grad.mul_(0.5)
+            elastic.step(loss)
+    assert elastic.committed_steps == 1
+
+
+def test_buckets_go_from_the_last_tensor_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "BUCKET_FLOATS", 10)
+    assert cut([3, 4, 12, 2, 9]) == [range(3, 5), range(2, 3), range(2)]
+    assert cut([3]) == [range(1)] and cut([]) == []
+
+
+def test_buckets_leave_before_the_backward_pass_is_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "BUCKET_FLOATS", 1)
+    happened: list[str] = []
+    give = buckets.BucketSum.give
+    monkeypatch.setattr(buckets.BucketSum, "give", lambda self: happened.append("bucket") or give(self))
+    model, elastic = build(deterministic=False)
+    model.first.register_full_backward_hook(lambda *_: happened.append("first layer"))
+    for part in elastic.parts():
+        happened.clear()
+        loss = model(features[part.records].requires_grad_()).square().mean()
+        loss.backward()
+        during = list(happened)
+        if elastic.step(loss) and elastic.committed_steps > 1:
+            assert "bucket" in during[: during.index("first layer")]
+            assert happened.count("bucket") == len(list(model.parameters())) - 2 + 1, "each once, and one for the rest"
