@@ -28,11 +28,13 @@ POINTS = (
 )
 # Of all-reduce jobs only.
 WORLD_POINTS = (
+    "worker.confirming",  # this worker has left its world, and nobody knows
     "worker.building",  # the others know where to find this worker, and are about to connect
     "worker.copying",  # a part of the state has gone over, or has come in
     "worker.in_exchange",  # part of this worker's sums is with the others, none of its totals
     "worker.before_commit",  # the exchange is complete, the step is not in the model
     "worker.after_commit",  # the step is in this worker's model, and nobody knows
+    "worker.writing",  # in the middle of a checkpoint's files
     "worker.state_written",  # a checkpoint is on disk, the master does not know
 )
 

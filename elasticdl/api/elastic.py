@@ -284,6 +284,7 @@ class Elastic:
                 case Todo.LEAVE:
                     self._leave()
                 case Todo.CONFIRM:
+                    faults.point("worker.confirming")
                     self._control.confirm()
                 case Todo.BUILD:
                     self._form()

@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from elasticdl import faults
 from elasticdl.errors import DataError
 from elasticdl.files import REMEDY, File, crc32c, durable, verify
 
@@ -142,6 +143,7 @@ def _write(path: Path, tensors: Tensors) -> File:
             for start in range(0, len(piece), PIECE_BYTES):
                 part = piece[start : start + PIECE_BYTES]
                 f.write(part.data)
+                faults.point("worker.writing")
                 crc = crc32c(crc, part)
                 size += len(part)
     return {"name": path.name, "bytes": size, "crc32c": crc}
