@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt, in glibc's malloc.h
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of mallopt, in glibc's malloc.h
 
 
 def keep_freed_memory() -> bool:
@@ -19,4 +19,11 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     if mallopt is None:
         return False
-    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+    # The arenas of other threads are too small for such blocks, and map them anew whatever the limit says.
+    alike = bool(mallopt(_ARENA_MAX, 1))
+    return alike and bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def have_at_hand(size_bytes: int) -> None:
+    """Touch so much memory before it is needed: `keep_freed_memory` lets what comes later have it without a fault."""
+    _ = b"\1" * size_bytes

@@ -18,6 +18,7 @@ from elasticdl.core import steps
 from elasticdl.core.steps import StepPlan
 from elasticdl.errors import DataError, JobFailed, ModelError
 from elasticdl.frameworks.determinism import random_state_kept
+from elasticdl.frameworks.memory import have_at_hand
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.replica import Replica, load_replica
 from elasticdl.frameworks.trainable import Arrays
@@ -28,6 +29,8 @@ from elasticdl.worker.parts import AHEAD, PartsAhead
 from elasticdl.worker.phases import time_line
 
 log = logging.getLogger(__name__)
+
+STEP_VECTORS = 5  # as large as the gradient, that a copy of the state and a first step take: measured
 
 
 class ReplicaModel:
@@ -119,6 +122,8 @@ def work(spec: JobSpec, name: str, code: ModelFile, sources: Mapping[str, Source
         log.info("Wrote %s to %s", ", ".join(replica.export(directory)), directory)
 
     _warm_up(replica, code, training, plan, spec.seed)
+    if replica.device.type == "cpu":
+        have_at_hand(STEP_VECTORS * 4 * (replica.gradient_size + replica.buffer_size))
     control = connect(spec, name, replica.device)
     log.info("Ready: %d values that are trained, on %s", replica.gradient_size, replica.device)
     model = ReplicaModel(replica)
