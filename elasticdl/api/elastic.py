@@ -147,8 +147,9 @@ class Elastic:
         self._hooks = hooks or Hooks()
         self._witness = torch.zeros(terms.plan.records if terms.audit else 0, device=model.device)
         self._formation = Formation(
-            control, terms.host, terms.plan.parts, terms.timeout_seconds, self.state, self._load
-        )
+            control, terms.host, terms.plan.parts, terms.timeout_seconds, self.state, self._load,
+            torch.device("cpu") if terms.deterministic else model.device,
+        )  # fmt: skip
         self._world: World | None = None
         self._old: World | None = None  # peers may still be reading the last exchange from it
         model.room = 1 + len(self._witness) if terms.deterministic else 0

@@ -118,7 +118,7 @@ class PlainSums:
     def _open(self, group: Group) -> None:
         starts = self._starts
         slices = [slice(starts[b.start], starts[b.stop]) for b in self._buckets]
-        self._sum = BucketSum(group, self.size, [*slices, slice(starts[-1], self.size)], self._model.device)
+        self._sum = BucketSum(group, [*slices, slice(starts[-1], self.size)], self._model.device)
         vector = self._sum.vector
         self._views = [vector[a : a + s.numel()].view(s) for a, s in zip(starts, self._shapes, strict=False)]
 

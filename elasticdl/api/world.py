@@ -12,6 +12,7 @@ import torch
 
 from elasticdl.api import state_files
 from elasticdl.api.overlap import PlainSums
+from elasticdl.collective import nccl
 from elasticdl.collective.control import SharedSession
 from elasticdl.collective.exchange import gather_bytes, tree_total
 from elasticdl.collective.group import Group
@@ -67,6 +68,7 @@ class Formation:
     timeout_seconds: float  # of an exchange: the last resort, where neither a peer nor the master notices
     state: Callable[[], Mapping[str, torch.Tensor]]
     load: Callable[[Mapping[str, torch.Tensor], int], None]  # a state, and how many steps are in it
+    device: torch.device  # where sums are made: on a GPU only those whose order does not matter
 
     def form(self, start: pb.Start) -> World:
         """Build the group, take the state over, and say so. CalledOff, GroupBroken and DataError end it."""
@@ -112,7 +114,12 @@ class Formation:
         return bytes_moved
 
     def _agree(self, group: Group) -> tuple[int, ...]:
-        """Which versions some member has evaluated: each says those it knows, since the master may not."""
-        mine = sorted(self.control.evaluations)
+        """Which versions some member has evaluated: each says those it knows, since the master may not.
+
+        Each says its GPU as well. Where no two share one, NCCL adds up what is on them.
+        """
+        mine = {"evaluated": sorted(self.control.evaluations), "device": nccl.device_name(self.device)}
         found = [json.loads(text) for text in gather_bytes(group, json.dumps(mine).encode())]
-        return tuple(sorted({version for versions in found for version in versions}))
+        if nccl.usable([said["device"] for said in found]):
+            group.connect_devices(self.device, self.timeout_seconds)
+        return tuple(sorted({version for said in found for version in said["evaluated"]}))

@@ -1,13 +1,15 @@
 """A sum over all ranks that begins while its numbers are still being computed, in whatever order is fastest.
 
 The vector is cut into buckets. Each is handed in as soon as it is filled, and its all-reduce starts at once; all ranks
-hand them in in the same order. The flag travels in the last one, so that no rank is done before all have handed in all.
+hand them in in the same order. Each rank's flag travels behind its last bucket.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import Any
 
 import torch
 
@@ -17,7 +19,8 @@ from elasticdl.collective.group import Group, Link
 
 BUCKET_FLOATS = 1 << 19  # at least; measured: smaller costs messages, larger leaves less to overlap
 
-Given = SimpleQueue["tuple[slice, torch.cuda.Event | None] | None"]
+# A bucket, and when a GPU has filled it; this rank's flag at the end; nothing when all is given up.
+Given = tuple[slice, Any] | bool | None
 
 
 def cut(sizes: Sequence[int]) -> list[range]:
@@ -41,35 +44,19 @@ class BucketSum:
     optimizer may keep a part of it. When the group is called off or breaks it is abandoned: a peer may write to it yet.
     """
 
-    def __init__(self, group: Group, size: int, buckets: Sequence[slice], device: torch.device) -> None:
-        """`buckets` cover a vector of this size; the last one ends with it."""
+    def __init__(self, group: Group, buckets: Sequence[slice], device: torch.device) -> None:
+        """`buckets` cover a vector; the last one ends with it."""
         group.check()
-        self._group, self._size, self._buckets, self._device = group, size, buckets, device
-        self._given = 0
-        self.vector = torch.empty(size + 1, device=device)
-        if group.size == 1:
+        self._group, self._buckets, self._given = group, buckets, 0
+        size = buckets[-1].stop
+        self.vector = self._summed = torch.empty(size, device=device)
+        if group.alone:
             return
-        self._host = self.vector
-        if device.type != "cpu":  # Gloo does not read a device's memory
-            self._host = group.buffer("staged", size + 1, pinned=True)
-        self._queue: Given = SimpleQueue()
-        queue, host = self._queue, self._host
-
-        def carry_out(link: Link) -> None:
-            if size not in group.sizes_agreed:
-                Headers(group, link, size, False).wait()  # unequal sizes would be Gloo's end
-            works = []
-            # What is handed in last ends it, and so does whoever gives the group up.
-            while (bucket := queue.get()) is not None:
-                if bucket[1] is not None:
-                    bucket[1].synchronize()
-                works.append(link.all_reduce(host[bucket[0]]))
-                if len(works) == 1:
-                    faults.point("worker.in_exchange")
-            for work in works:
-                work.wait()
-
-        self._errand = group.begin(carry_out, give_up=lambda: queue.put(None))
+        if device.type != "cpu" and not group.on_devices:  # Gloo does not read a device's memory
+            self._summed = group.buffer("staged", size, pinned=True)
+        self._queue: SimpleQueue[Given] = SimpleQueue()
+        carrier = _Carrier(group, self._queue, self._summed)
+        self._errand = group.begin(carrier.carry_out, give_up=lambda: carrier.queue.put(None))
 
     @property
     def left(self) -> range:
@@ -80,35 +67,74 @@ class BucketSum:
         """The next bucket is filled."""
         bucket = self._buckets[self._given]
         self._given += 1
-        if not self.left:
-            bucket = slice(bucket.start, self._size + 1)
-        if self._group.size == 1:
+        if self._group.alone:
             return
         event = None
-        if self._host is not self.vector:
-            self._host[bucket].copy_(self.vector[bucket], non_blocking=True)
+        if self.vector.is_cuda:
+            if self._summed is not self.vector:
+                self._summed[bucket].copy_(self.vector[bucket], non_blocking=True)
             event = torch.cuda.Event()
             event.record()
         self._queue.put((bucket, event))
 
     def finish(self, flag: bool) -> tuple[torch.Tensor, bool]:
         """Hand in what is left, and wait: the sum, and whether any rank's flag was set."""
-        if self._group.size == 1:
+        if self._group.alone:
             self._group.check()
-            return self.vector[: self._size], flag
-        self.vector[self._size] = float(flag)
+            return self.vector, flag
         while self.left:
             self.give()
-        self._queue.put(None)
-        self._group.wait(self._errand)
-        if self._host is not self.vector:
-            self.vector.copy_(self._host, non_blocking=True)
-        return self.vector[: self._size], bool(self._host[self._size] > 0)
+        self._queue.put(flag)
+        any_flag = self._group.wait(self._errand)
+        if self._summed is not self.vector:
+            self.vector.copy_(self._summed, non_blocking=True)
+        return self.vector, any_flag
+
+
+@dataclass(frozen=True)
+class _Carrier:
+    """The courier's side of a sum: it starts what is handed in, until the flag says that this was all."""
+
+    group: Group
+    queue: SimpleQueue[Given]
+    vector: torch.Tensor
+
+    def carry_out(self, link: Link) -> bool:
+        if not self.vector.is_cuda:
+            return self._carry_out(link)
+        stream = torch.cuda.Stream(self.vector.device)
+        with torch.cuda.stream(stream):
+            any_flag = self._carry_out(link)
+        # The step must not be committed before it is known that NCCL came to its end, and was not aborted.
+        stream.synchronize()
+        link.check()
+        return any_flag
+
+    def _carry_out(self, link: Link) -> bool:
+        size = self.vector.numel()
+        if size not in self.group.sizes_agreed:
+            Headers(self.group, link, size, False).wait()  # unequal sizes would be Gloo's end
+        works = []
+        # What is handed in last ends it, and so does whoever gives the group up.
+        while isinstance(given := self.queue.get(), tuple):
+            bucket, event = given
+            if event is not None and self.vector.is_cuda:
+                torch.cuda.current_stream(self.vector.device).wait_event(event)
+            elif event is not None:
+                event.synchronize()
+            works.append(link.all_reduce(self.vector[bucket]))
+            if len(works) == 1:
+                faults.point("worker.in_exchange")
+        if given is None:
+            raise RuntimeError("the group was given up")
+        headers = Headers(self.group, link, size, given)
+        for work in works:
+            work.wait()
+        return headers.wait()
 
 
 def plain_total(group: Group, contribution: torch.Tensor, flag: bool) -> tuple[torch.Tensor, bool]:
     """The sum of vectors that are all there, and whether any rank's flag was set."""
-    size = contribution.numel()
-    total = BucketSum(group, size, [slice(0, size)], contribution.device)
-    total.vector[:size].copy_(contribution)
+    total = BucketSum(group, [slice(0, contribution.numel())], contribution.device)
+    total.vector.copy_(contribution)
     return total.finish(flag)

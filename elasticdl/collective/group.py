@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
+from elasticdl.collective import nccl
 from elasticdl.collective.sockets import Address, listening_address, named_in, sever
 from elasticdl.collective.store import RelayedStore
 from elasticdl.errors import CalledOff, GroupBroken, WireError
@@ -60,6 +61,7 @@ class Link:
 
     def __init__(self, store: Store, prefix: str, size: int) -> None:
         self.gloo: Any = None
+        self.nccl: Any = None  # where each member has a GPU of its own
         self._store, self._prefix, self._size = store, prefix, size
         self._parted = False
 
@@ -70,23 +72,33 @@ class Link:
         options._devices = [ProcessGroupGloo.create_device(hostname=host, lazy_init=False)]
         self.gloo = ProcessGroupGloo(PrefixStore(self._prefix, self._store), rank, self._size, options)
 
+    def connect_devices(self, rank: int, device: torch.device, timeout_seconds: float) -> None:
+        """From now on tensors on GPUs are added up there. All members do this together."""
+        self.check()
+        self.nccl = nccl.connect(self._store, self._prefix, rank, self._size, device, timeout_seconds)
+        self.nccl.allreduce([torch.zeros(1, device=device)]).wait()  # connects
+        torch.cuda.synchronize(device)
+        self.check()
+
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Passage:
-        self._check()
+        self.check()
         return Passage(self.gloo.send([tensor], to, tag), tensor, to)
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Passage:
-        self._check()
+        self.check()
         return Passage(self.gloo.recv([tensor], source, tag), tensor, source)
 
     def all_reduce(self, tensor: torch.Tensor) -> Any:
         """Begin to put the sum over all members in place of this one's numbers; what to wait for."""
-        self._check()
-        return self.gloo.allreduce([tensor])
+        self.check()
+        return (self.nccl if tensor.is_cuda else self.gloo).allreduce([tensor])
 
     def part(self) -> None:
         """Nothing leaves or comes in any more; whoever waits for this member, or here for another, hears of it."""
         self._parted = True
         sever(self.addresses().values())
+        if self.nccl is not None:
+            self.nccl.abort()
 
     def addresses(self) -> dict[int, Address]:
         """Where the members listen, as far as they have said so."""
@@ -103,7 +115,8 @@ class Link:
         """The members that have not said where they listen."""
         return [rank for rank in range(self._size) if not self._store.check([f"{self._prefix}/0/{rank}"])]
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise if nothing that came in lately can be relied on."""
         if self._parted:
             raise RuntimeError("the group was given up")
 
@@ -138,7 +151,9 @@ def _courier(link: Link, errands: SimpleQueue[Errand[Any] | None]) -> None:
         errand.forget()
         errand.woken.set()
         del errand  # with the buffers in it
-    link.gloo = None  # closes the connections; its threads are idle by now
+    if link.nccl is not None:
+        link.nccl.abort()
+    link.gloo = link.nccl = None  # closes the connections; its threads are idle by now
 
 
 _couriers: weakref.WeakKeyDictionary[threading.Thread, SimpleQueue[Errand[Any] | None]] = weakref.WeakKeyDictionary()
@@ -163,6 +178,7 @@ class Group:
     ) -> None:
         self.generation, self.rank, self.members, self.size = generation, rank, tuple(members), len(members)
         self.sizes_agreed: set[int] = set()  # of vectors that all members are known to hold
+        self.on_devices = False  # whether NCCL adds up what is on GPUs
         self._buffers: dict[str, torch.Tensor] = {}
         self._lock = threading.Lock()
         self._errand: Errand[Any] | None = None
@@ -177,16 +193,32 @@ class Group:
             store.on_interrupt(self.abort)
         if self.size == 1:
             return
-        courier = threading.Thread(
-            target=_courier, args=(self._link, self._errands), name=f"world {generation}", daemon=True
-        )
-        courier.start()
-        _couriers[courier] = self._errands
+        self._send_courier()
         try:
             self.run(lambda link: link.build(rank, host, timeout_seconds), timeout_seconds + 1)
         except BaseException:
             self.close()
             raise
+
+    def connect_devices(self, device: torch.device, timeout_seconds: float) -> None:
+        """Have NCCL add up what is on GPUs; each member must have its own. Also for one member, to try it out."""
+        if self.size == 1:
+            self._send_courier()
+        rank = self.rank
+        self.run(lambda link: link.connect_devices(rank, device, timeout_seconds), timeout_seconds + 1)
+        self.on_devices = True
+
+    def _send_courier(self) -> None:
+        courier = threading.Thread(
+            target=_courier, args=(self._link, self._errands), name=f"world {self.generation}", daemon=True
+        )
+        courier.start()
+        _couriers[courier] = self._errands
+
+    @property
+    def alone(self) -> bool:
+        """Nothing has to be exchanged."""
+        return self.size == 1 and not self.on_devices
 
     @property
     def peers(self) -> list[int]:
