@@ -6,6 +6,7 @@ ElasticDLError
 ├── DataError       a data file is missing, corrupt or truncated: names file, offset and remedy
 ├── ModelError      the user's model file is wrong, or raised: carries the user's own traceback
 │   └── ScheduleError   its learning-rate schedule raised or gave no rate: no other record helps
+├── ImageError      an image could not be built or pushed: what the engine or the registry said, and the remedy
 └── WireError       talking to another process of the job failed
     ├── Refused         the other side said no, and says why: retrying does not help
     ├── Unreachable     no answer within the deadline
@@ -78,6 +79,14 @@ class ModelError(ElasticDLError):
 
 class ScheduleError(ModelError):
     """The user's learning-rate schedule raised, or gave something that is no rate."""
+
+
+class ImageError(ElasticDLError):
+    """An image could not be built or pushed."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        self.what, self.remedy = what, remedy
+        super().__init__(f"{what}. {remedy}")
 
 
 class WireError(ElasticDLError):

@@ -31,7 +31,7 @@ GROUPS = {
     },
     "Prepare": {
         "data": "Convert and inspect data files.",
-        "zoo": "Make images of your models: zoo init, build, push (not in this release yet).",
+        "zoo": "Make images of your models: zoo init, build, push.",
     },
 }
 JOB_COMMANDS = ("train", "evaluate", "predict")
@@ -39,7 +39,6 @@ LOOKING_AFTER = ("list", "status", "logs", "stop")
 NOT_BUILT = {
     "run": "running a program of your own",
     "top": "watching what jobs use",
-    "zoo": "building images",
 }
 
 
@@ -72,7 +71,7 @@ def _dispatch(command: str, words: list[str]) -> int:
         return 0
     if command in JOB_COMMANDS:
         return _job(command, words)
-    if command in (*LOOKING_AFTER, "scale", "chaos", "data"):
+    if command in (*LOOKING_AFTER, "scale", "chaos", "data", "zoo"):
         return _with_argparse(command, words)
     if command in NOT_BUILT:
         what = f"{NOT_BUILT[command]} is not part of this release yet"
@@ -110,6 +109,11 @@ def _with_argparse(command: str, words: list[str]) -> int:
 
             data.add_arguments(parser)
             return data.run(parser.parse_args(words))
+        if command == "zoo":
+            from elasticdl.cli.zoo import command as zoo
+
+            zoo.add_arguments(parser)
+            return zoo.run(parser.parse_args(words))
         if command == "chaos":
             from elasticdl.cli.chaos import command as chaos
 

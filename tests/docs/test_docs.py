@@ -15,6 +15,7 @@ import pytest
 from elasticdl.cli import data, flags, jobs, scale
 from elasticdl.cli.chaos import command as chaos
 from elasticdl.cli.main import GROUPS, LOOKING_AFTER, NOT_BUILT, main
+from elasticdl.cli.zoo import command as zoo
 from elasticdl.core.plan import Kind
 from elasticdl.job import names
 from elasticdl.job.loglines import evaluation_metrics
@@ -31,6 +32,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"elasticdl {command}")
     if command == "data":
         data.add_arguments(parser)
+    elif command == "zoo":
+        zoo.add_arguments(parser)
     elif command == "chaos":
         chaos.add_arguments(parser)
     elif command == "scale":

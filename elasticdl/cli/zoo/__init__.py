@@ -1,0 +1,1 @@
+"""`elasticdl zoo`: images of a model zoo: a Dockerfile, the build, the push."""

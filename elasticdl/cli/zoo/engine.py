@@ -1,0 +1,80 @@
+"""The Docker engine: found as the `docker` command finds it, and why it does not answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from elasticdl.errors import ImageError
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+ANSWER_SECONDS = 20
+SILENCE_SECONDS = 1800  # a step that downloads or compiles says nothing for long
+
+
+def connect() -> APIClient:
+    """The engine of DOCKER_HOST, else of the current Docker context; an ImageError says what is in the way."""
+    import docker  # here, so that `elasticdl --help` does not wait for it
+    from docker.errors import DockerException
+
+    try:
+        client = docker.from_env(timeout=ANSWER_SECONDS).api  # asks for its version
+    except (DockerException, OSError) as error:
+        raise ImageError(*_why_not(error)) from error
+    client.timeout = SILENCE_SECONDS
+    return client
+
+
+def _why_not(error: BaseException) -> tuple[str, str]:
+    where = _where()
+    causes = list(_causes(error))
+    if any(isinstance(cause, PermissionError) for cause in causes):
+        what = f"this user may not talk to the Docker engine at {where}"
+        return what, "Join its group (sudo usermod -aG docker $USER, then log in again), or run as root."
+    if os.environ.get("DOCKER_TLS_VERIFY") or os.environ.get("DOCKER_CERT_PATH"):
+        said = str(causes[-1])
+        what = f"the Docker engine at {where} cannot be used: {said}"
+        return what, "DOCKER_HOST, DOCKER_CERT_PATH and DOCKER_TLS_VERIFY belong together: eval $(minikube docker-env)."
+    if any(isinstance(cause, (FileNotFoundError, ConnectionRefusedError)) for cause in causes):
+        reason = ""
+    else:
+        reason = f" ({causes[-1]})"
+    remedy = "Start Docker, or name another engine in DOCKER_HOST; for Minikube's: eval $(minikube docker-env)."
+    return f"no Docker engine answers at {where}{reason}", remedy
+
+
+def _where() -> str:
+    from docker.constants import DEFAULT_UNIX_SOCKET
+    from docker.context import ContextAPI
+    from docker.errors import DockerException
+
+    host = os.environ.get("DOCKER_HOST")
+    if not host:
+        try:
+            context = ContextAPI.get_context(os.environ.get("DOCKER_CONTEXT"))
+            host = context.Host if context else None
+        except DockerException:
+            host = None
+    return (host or DEFAULT_UNIX_SOCKET).replace("http+unix://", "unix://")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and all that is inside it: HTTP libraries wrap the system's errors several times, also as arguments."""
+    seen: list[BaseException] = []
+    waiting = [error]
+    while waiting:
+        at = waiting.pop()
+        if at is None or at in seen:
+            continue
+        seen.append(at)
+        yield at
+        waiting += [at.__cause__, at.__context__, *(a for a in at.args if isinstance(a, BaseException))]
+
+
+def failure(event: dict[str, Any]) -> str:
+    """What went wrong, if the event says so."""
+    detail = event.get("errorDetail")
+    return str((detail or {}).get("message") or event.get("error") or "").strip()
