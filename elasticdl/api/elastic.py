@@ -7,14 +7,10 @@ matter to what it gives.
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,113 +18,22 @@ import torch
 
 from elasticdl import faults
 from elasticdl.api import audit, state_files
+from elasticdl.api.evaluation import Evaluations
+from elasticdl.api.figures import Figures
 from elasticdl.api.overlap import PlainSums
 from elasticdl.api.saving import Saver
+from elasticdl.api.terms import Hooks, Model, Part, Terms
 from elasticdl.api.world import Formation, World
 from elasticdl.collective.control import SharedSession
 from elasticdl.collective.session import Todo
 from elasticdl.collective.sums import Sums
 from elasticdl.core import steps
 from elasticdl.errors import CalledOff, DataError, ElasticDLError, GroupBroken, JobFailed, ModelError
-from elasticdl.frameworks.replica_tensors import Values
 
 log = logging.getLogger(__name__)
 
 WITNESS = "audit/witness"
 POSITION = "job/position"  # how many records are trained: in the state where the batch follows the workers
-
-
-class Model(Protocol):
-    """What is trained: every worker holds all of it. `size` floats make a contribution, `room` more follow them."""
-
-    size: int
-    room: int
-    device: torch.device
-
-    @property
-    def values(self) -> Values | None:
-        """Tensors whose gradients can be watched, where torch makes them."""
-
-    def begin(self, seed: int) -> None:
-        """A part is about to be computed."""
-
-    def contribute(self, weight: float) -> torch.Tensor:
-        """What the part gave, means over its records, times `weight`, and room; go back to what was committed."""
-
-    def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float) -> None:
-        """Commit a step with the means over all its records, the learning rate multiplied by `rate_scale`."""
-
-    def state(self) -> Mapping[str, torch.Tensor]:
-        """Everything a newcomer needs, by name."""
-
-    def load(self, state: Mapping[str, torch.Tensor]) -> None: ...
-
-
-class Evaluation(Protocol):
-    """Metrics over fixed parts of the validation data, one for each virtual worker."""
-
-    def part(self, virtual: int, check: Callable[[], None]) -> bytes:
-        """The metrics of one part, in a form that can be merged; `check` raises when it is in vain."""
-
-    def merged(self, parts: Sequence[bytes]) -> Mapping[str, float]: ...
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one virtual worker computes in one step."""
-
-    step: int
-    virtual: int
-    epoch: int
-    start: int  # positions of the epoch's order
-    stop: int
-    records: npt.NDArray[np.int64]  # numbers of the data set's records, in order
-    seed: int
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What the job is about, fixed at submission."""
-
-    plan: steps.StepPlan
-    seed: int = 0
-    deterministic: bool = True
-    evaluation_steps: int = 0  # 0: at the end only
-    audit: bool = False
-    skip_nonfinite: bool = False
-    host: str = "127.0.0.1"
-    timeout_seconds: float = 60.0
-
-
-@dataclass
-class Hooks:
-    """What the owner of the loop adds."""
-
-    committed: Callable[[int, float], None] = lambda step, loss: None  # steps in the model, mean loss of the last
-    export: Callable[[Path], None] | None = None
-    evaluation: Evaluation | None = None
-    evaluated: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
-
-
-class Reading:
-    """Some figures of a step: at once where they are in this process's memory, later where a GPU is still at it."""
-
-    def __init__(self, step: int, figures: torch.Tensor) -> None:
-        self.step, self.at_once = step, not figures.is_cuda
-        self._figures, self._event = figures, None
-        if figures.is_cuda:
-            self._figures = torch.empty(figures.shape, pin_memory=True).copy_(figures, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-
-    def values(self) -> list[float]:
-        if self._event is not None:
-            self._event.synchronize()
-        found: list[float] = self._figures.tolist()
-        return found
 
 
 class Elastic:
@@ -159,13 +64,10 @@ class Elastic:
         self._current: Part | None = None
         self._weight = 1.0  # of the current part
         self._sizes: set[int] = set()  # of the parts computed so far
-        self._evaluated: set[int] = set()
-        self._measured: dict[int, bytes] = {}  # parts of the evaluation that is under way
+        self._evaluations = Evaluations(control, self._hooks, terms.plan.virtual, terms.evaluation_steps)
         self._saver = Saver(control.saved)
         self._committed_at = time.monotonic()
-        self._reading: Reading | None = None  # figures of the last step, on their way
-        self._loss: float | None = None  # of the last step whose figures are here
-        self.skipped_steps = 0  # by this worker: their gradients were not finite
+        self._figures = Figures(terms.skip_nonfinite, self._hooks.committed, self._unfit)
 
     # What it tells.
 
@@ -177,6 +79,11 @@ class Elastic:
     def records_trained(self) -> int:
         """Each of them exactly once in its epoch, by all workers together."""
         return self._terms.plan.trained(self.committed_steps, self._trained)
+
+    @property
+    def skipped_steps(self) -> int:
+        """By this worker: their gradients were not finite."""
+        return self._figures.skipped_steps
 
     @property
     def world_size(self) -> int:
@@ -209,7 +116,7 @@ class Elastic:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that was committed, by name."""
-        self._settle()
+        self._figures.settle()
         held = dict(self._model.state())
         if self._terms.plan.share:
             held[POSITION] = torch.tensor([self._trained])
@@ -278,7 +185,8 @@ class Elastic:
     def _advance(self) -> Part | None:
         """Do whatever comes before the next part; None when there is none."""
         while True:
-            idle = self.finished and not self._evaluation_due()
+            due = self._evaluations.due(self.committed_steps, self.finished)
+            idle = self.finished and not due
             match self._control.todo(idle):
                 case Todo.END:
                     return None
@@ -297,7 +205,7 @@ class Elastic:
                     self._control.wait(idle)
                 case Todo.TRAIN:
                     assert self._world is not None
-                    if self._evaluation_due():
+                    if due:
                         self._evaluate(self._world)
                     elif missing := self._missing(self._world):
                         return self._part(self._world, missing[0])
@@ -352,12 +260,8 @@ class Elastic:
         self._drop_old()
         if self._sums.virtual != self._world.virtual:  # what was computed belongs to a step cut in another way
             self._new_sums(self._world.virtual)
-        self._evaluated = set(self._world.evaluated)
+        self._evaluations.entered(self._world, self.committed_steps)
         self._committed_at = time.monotonic()
-        known = self._control.evaluations
-        for version in known:  # the master may have missed them, with whoever told it
-            if version == self.committed_steps:
-                self._control.evaluated(version, known[version], say=True)
         size, first, stop = self.world_size, *self._world.run
         log.info(
             "World %d: rank %d of %d, virtual workers %d to %d, step %d",
@@ -406,7 +310,7 @@ class Elastic:
     def _forget_step(self) -> None:
         """What was computed on another state is of no use."""
         self._new_sums(self._sums.virtual)
-        self._measured.clear()
+        self._evaluations.forget()
 
     def _new_sums(self, virtual: int) -> None:
         if isinstance(self._sums, PlainSums):
@@ -441,41 +345,20 @@ class Elastic:
         means = total[: size + 1]
         if step.parts > 1 and self._terms.deterministic:
             means /= step.parts
-        self._settle()
-        self._reading = Reading(step.number, torch.stack([*torch.aminmax(means), means[size]]))
-        # Where a step that is not finite fails the job, that may be seen a step later: a GPU then need not wait.
-        if self._reading.at_once or self._terms.skip_nonfinite:
-            finite = self._settle()
-        else:
-            finite = True
-        if finite:
+        if self._figures.take(step.number, means, means[size]):
             self._apply(means[:size], step)
         if self._terms.audit:
             self._witness += total[size + 1 :]
         self._forget_step()
         now = time.monotonic()
         self._trained = self.records_trained + step.records
-        self._control.commit(self._loss, now - self._committed_at, stop, self._trained)
+        self._control.commit(self._figures.loss, now - self._committed_at, stop, self._trained)
         self._committed_at = now
-        if self._reading is None:
-            assert self._loss is not None
-            self._hooks.committed(step.number + 1, self._loss)
+        if not self._figures.late:
+            assert self._figures.loss is not None
+            self._hooks.committed(step.number + 1, self._figures.loss)
         elif self.finished:
-            self._settle()
-
-    def _settle(self) -> bool:
-        """Look at the figures of the last step, if that has yet to be done; whether they are finite."""
-        reading, self._reading = self._reading, None
-        if reading is None:
-            return True
-        lowest, highest, loss = reading.values()
-        self._loss = loss
-        finite = math.isfinite(lowest) and math.isfinite(highest)
-        if not finite:
-            self._not_finite(reading.step, loss)
-        elif not reading.at_once and not self._terms.skip_nonfinite:
-            self._hooks.committed(reading.step + 1, loss)
-        return finite
+            self._figures.settle()
 
     def _apply(self, mean: torch.Tensor, step: steps.Step) -> None:
         try:
@@ -483,52 +366,20 @@ class Elastic:
         except ModelError as error:
             self._unfit(str(error), error)
 
-    def _not_finite(self, step: int, loss: float) -> None:
-        """All workers see the same sum, so that all decide alike."""
-        what = "the loss" if not math.isfinite(loss) else "a gradient, or a value that the model keeps,"
-        if not self._terms.skip_nonfinite:
-            reason = f"not finite: {what} of step {step}. --nonfinite_gradients=skip leaves such steps out."
-            self._unfit(reason, None)
-        log.warning("Not finite: %s of step %d, which moves nothing", what, step)
-        self.skipped_steps += 1
-
-    def _unfit(self, reason: str, cause: Exception | None) -> None:
+    def _unfit(self, reason: str, cause: Exception | None = None) -> None:
         self._control.unfit(reason)
         raise JobFailed(reason) from cause
 
     # Everything else.
 
-    def _evaluation_due(self) -> bool:
-        step, every = self.committed_steps, self._terms.evaluation_steps
-        due = self.finished or bool(every and step and step % every == 0)
-        return self._hooks.evaluation is not None and due and step not in self._evaluated
-
     def _evaluate(self, world: World) -> None:
-        evaluation, version = self._hooks.evaluation, self.committed_steps
-        assert evaluation is not None
-        first, stop = world.share(self._terms.plan.virtual)
         try:
-            for virtual in range(first, stop):
-                self._control.doing("evaluate")
-                if virtual not in self._measured:
-                    self._measured[virtual] = evaluation.part(virtual, self._control.check)
-            self._control.doing("exchange")
-            with self._control.interruptible(world.group.abort):
-                mine = _pack([self._measured[v] for v in range(first, stop)])
-                gathered = world.gather(mine)
+            self._evaluations.evaluate(world, self.committed_steps)
         except CalledOff as reason:
-            log.info("The evaluation of step %d is given up: %s", version, reason)
+            log.info("The evaluation of step %d is given up: %s", self.committed_steps, reason)
             self._leave()
-            return
         except GroupBroken as broken:
             self._leave(broken)
-            return
-        parts = [part for packed in gathered for part in _unpack(packed)]  # runs go up with the ranks
-        metrics = dict(evaluation.merged(parts))
-        self._evaluated.add(version)
-        self._measured.clear()
-        self._control.evaluated(version, json.dumps(metrics), say=world.rank == 0)
-        self._hooks.evaluated(version, metrics)
 
     def _save(self) -> None:
         save = self._control.begin_save()
@@ -566,16 +417,3 @@ class Elastic:
             world.group.abort("this worker ends")
             world.group.close()
         self._control.close()
-
-
-def _pack(parts: Sequence[bytes]) -> bytes:
-    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-
-
-def _unpack(data: bytes) -> list[bytes]:
-    parts, place = [], 0
-    while place < len(data):
-        size = int.from_bytes(data[place : place + 8], "little")
-        parts.append(data[place + 8 : place + 8 + size])
-        place += 8 + size
-    return parts

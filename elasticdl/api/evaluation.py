@@ -1,4 +1,4 @@
-"""Evaluation by a function of the user's own: means over records, which add up to the mean over all of them."""
+"""Evaluation while a job trains: what its workers measure together, also by a function of the user's own."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from elasticdl.api.terms import Hooks
+from elasticdl.api.world import World
+from elasticdl.collective.control import SharedSession
 from elasticdl.frameworks.determinism import random_state_kept
 
 BATCH = 256  # records that the function is given at a time
 
 
 class RecordEvaluation:
-    """The validation data in as many parts as there are virtual workers, whoever computes them."""
+    """The validation data in as many parts as there are virtual workers, whoever computes them.
+
+    Means over records add up to the mean over all of them.
+    """
 
     def __init__(
         self, evaluate: Callable[[npt.NDArray[np.int64]], Mapping[str, float]], records: int, virtual: int
@@ -42,3 +48,62 @@ class RecordEvaluation:
                 held[0] += total
                 held[1] += count
         return {name: total / count for name, (total, count) in sums.items()}
+
+
+class Evaluations:
+    """Those of a worker and its peers: which versions are evaluated, and the one that is under way.
+
+    Each member measures its share of the parts; interrupted by a change of the world, what it has measured is kept.
+    """
+
+    def __init__(self, control: SharedSession, hooks: Hooks, parts: int, every: int) -> None:
+        self._control, self._hooks, self._parts, self._every = control, hooks, parts, every
+        self._done: set[int] = set()
+        self._measured: dict[int, bytes] = {}
+
+    def due(self, version: int, finished: bool) -> bool:
+        due = finished or bool(self._every and version and version % self._every == 0)
+        return self._hooks.evaluation is not None and due and version not in self._done
+
+    def entered(self, world: World, version: int) -> None:
+        """A world stands at a version: its members told each other what they know."""
+        self._done = set(world.evaluated)
+        known = self._control.evaluations
+        if version in known:  # the master may have missed it, with whoever told it
+            self._control.evaluated(version, known[version], say=True)
+
+    def forget(self) -> None:
+        """The model is another one: what was measured is of no use."""
+        self._measured.clear()
+
+    def evaluate(self, world: World, version: int) -> None:
+        """Together with the other members; CalledOff and GroupBroken end it."""
+        evaluation = self._hooks.evaluation
+        assert evaluation is not None
+        mine = range(*world.share(self._parts))
+        for part in mine:
+            self._control.doing("evaluate")
+            if part not in self._measured:
+                self._measured[part] = evaluation.part(part, self._control.check)
+        self._control.doing("exchange")
+        with self._control.interruptible(world.group.abort):
+            gathered = world.gather(_pack([self._measured[part] for part in mine]))
+        parts = [part for packed in gathered for part in _unpack(packed)]  # shares go up with the ranks
+        metrics = dict(evaluation.merged(parts))
+        self._done.add(version)
+        self.forget()
+        self._control.evaluated(version, json.dumps(metrics), say=world.rank == 0)
+        self._hooks.evaluated(version, metrics)
+
+
+def _pack(parts: Sequence[bytes]) -> bytes:
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def _unpack(data: bytes) -> list[bytes]:
+    parts, place = [], 0
+    while place < len(data):
+        size = int.from_bytes(data[place : place + 8], "little")
+        parts.append(data[place + 8 : place + 8 + size])
+        place += 8 + size
+    return parts

@@ -21,8 +21,9 @@ import torch
 
 from elasticdl import faults
 from elasticdl.api import state_files
-from elasticdl.api.elastic import Elastic, Hooks, Terms
+from elasticdl.api.elastic import Elastic
 from elasticdl.api.evaluation import RecordEvaluation
+from elasticdl.api.terms import Hooks, Terms
 from elasticdl.api.torch_model import Stateful, TorchModel
 from elasticdl.collective.control import Alone, SharedSession, WorldControl
 from elasticdl.collective.fingerprint import fingerprint

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
-from elasticdl.api.elastic import Elastic, Hooks, Part
+from elasticdl.api.elastic import Elastic
 from elasticdl.api.job import connect, numbering, terms_of
+from elasticdl.api.terms import Hooks, Part
 from elasticdl.collective.control import SharedSession
 from elasticdl.core import steps
 from elasticdl.core.steps import StepPlan

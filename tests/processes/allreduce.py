@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from elasticdl.api import state_files
-from elasticdl.api.elastic import Elastic, Hooks
+from elasticdl.api.elastic import Elastic
 from elasticdl.api.job import numbering, terms_of
+from elasticdl.api.terms import Hooks
 from elasticdl.collective.control import Alone
 from elasticdl.collective.session import WorldSession
 from elasticdl.core.steps import StepPlan

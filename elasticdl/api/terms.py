@@ -1,0 +1,90 @@
+"""What the step loop is given, and what it gives out: the job's terms, the model, a part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from elasticdl.core.steps import StepPlan
+from elasticdl.frameworks.replica_tensors import Values
+
+
+class Model(Protocol):
+    """What is trained: every worker holds all of it. `size` floats make a contribution, `room` more follow them."""
+
+    size: int
+    room: int
+    device: torch.device
+
+    @property
+    def values(self) -> Values | None:
+        """Tensors whose gradients can be watched, where torch makes them."""
+
+    def begin(self, seed: int) -> None:
+        """A part is about to be computed."""
+
+    def contribute(self, weight: float) -> torch.Tensor:
+        """What the part gave, means over its records, times `weight`, and room; go back to what was committed."""
+
+    def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float) -> None:
+        """Commit a step with the means over all its records, the learning rate multiplied by `rate_scale`."""
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """Everything a newcomer needs, by name."""
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None: ...
+
+
+class Evaluation(Protocol):
+    """Metrics over fixed parts of the validation data, one for each virtual worker."""
+
+    def part(self, virtual: int, check: Callable[[], None]) -> bytes:
+        """The metrics of one part, in a form that can be merged; `check` raises when it is in vain."""
+
+    def merged(self, parts: Sequence[bytes]) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one virtual worker computes in one step."""
+
+    step: int
+    virtual: int
+    epoch: int
+    start: int  # positions of the epoch's order
+    stop: int
+    records: npt.NDArray[np.int64]  # numbers of the data set's records, in order
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the job is about, fixed at submission."""
+
+    plan: StepPlan
+    seed: int = 0
+    deterministic: bool = True
+    evaluation_steps: int = 0  # 0: at the end only
+    audit: bool = False
+    skip_nonfinite: bool = False
+    host: str = "127.0.0.1"
+    timeout_seconds: float = 60.0
+
+
+@dataclass
+class Hooks:
+    """What the owner of the loop adds."""
+
+    committed: Callable[[int, float], None] = lambda step, loss: None  # steps in the model, mean loss of the last
+    export: Callable[[Path], None] | None = None
+    evaluation: Evaluation | None = None
+    evaluated: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
