@@ -8,7 +8,7 @@ again: when an exchange that has begun comes to nothing, the worker's parts of t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -62,9 +62,11 @@ class PlainSums:
         self._held: list[tuple[torch.Tensor, float] | None] = [None] * len(self._shapes)
         self._tail.zero_()
         self._sum: BucketSum | None = None
+        self._alone = True
         self._views: list[torch.Tensor] = []
         self._share = 0.0
         self._written = [False] * len(self._shapes)
+        self._ready: dict[int, Any] = {}  # gradients of the last part that are final
 
     def missing(self, start: int, stop: int) -> list[int]:
         """Which virtual workers of a run have yet to be computed."""
@@ -101,9 +103,7 @@ class PlainSums:
         if self._sum is None:  # every part was there before this world was
             self._open(group)
         assert self._sum is not None
-        for number in range(len(self._shapes)):
-            if not self._written[number]:
-                self._write(number, None, 0.0)
+        self._write({n: None for n, written in enumerate(self._written) if not written}, 0.0)
         self._sum.vector[self._starts[-1] : self.size] = self._tail
         found, virtual = self._sum, self.virtual
         self.forget(virtual)  # whatever comes of it: what is handed in is not ours any more
@@ -116,7 +116,7 @@ class PlainSums:
             self._gradients.close()
 
     def _open(self, group: Group) -> None:
-        starts = self._starts
+        starts, self._alone = self._starts, group.alone
         slices = [slice(starts[b.start], starts[b.stop]) for b in self._buckets]
         self._sum = BucketSum(group, [*slices, slice(starts[-1], self.size)], self._model.device)
         vector = self._sum.vector
@@ -124,42 +124,62 @@ class PlainSums:
 
     def _arrived(self, number: int, gradient: torch.Tensor) -> None:
         """In the middle of a backward pass, a gradient is final."""
-        if self._sum is None:
+        if self._sum is None or (self._alone and gradient.is_cuda):
             return
-        self._write(number, gradient, self._share)
+        self._ready[number] = gradient
+        if not gradient.is_cuda:  # while it is in the cache
+            self._write({number: gradient}, self._share)
         for bucket in self._sum.left[:-1]:
-            if not all(self._written[n] for n in self._buckets[bucket]):
+            numbers = self._buckets[bucket]
+            if not all(n in self._ready for n in numbers):
                 break
+            self._write({n: self._ready[n] for n in numbers if not self._written[n]}, self._share)
             self._sum.give()
 
     def _take(self, gradients: Sequence[Any], share: float | None = None) -> None:
         """After a backward pass: all gradients, which nobody else needs any more; None where there is none."""
         if self._gradients is not None:
-            self._gradients.end(any(self._written))
+            self._gradients.end(bool(self._ready))
         share = self._share if share is None else share
-        for number, gradient in enumerate(gradients):
-            if gradient is None or self._written[number]:
-                continue
-            if self._sum is not None:
-                self._write(number, gradient, share)
-            elif (held := self._held[number]) is None:
-                self._held[number] = (_plain(gradient), share)
-            else:
-                with torch.no_grad():
+        given = {n: g for n, g in enumerate(gradients) if g is not None and not self._written[n]}
+        if self._sum is not None:
+            self._write(given, share)
+            return
+        with torch.no_grad():
+            for number, gradient in given.items():
+                held = self._held[number]
+                if held is None:
+                    self._held[number] = (_plain(gradient), share)
+                else:
                     held[0].add_(_plain(gradient), alpha=share / held[1])
 
-    def _write(self, number: int, gradient: Any, share: float) -> None:
-        view, held = self._views[number], self._held[number]
-        with torch.no_grad():
+    def _write(self, gradients: Mapping[int, Any], share: float) -> None:
+        """Put tensors, with what is held of earlier parts, where they leave from."""
+        first: list[tuple[Any, Any, float]] = []  # what a place starts with
+        then: list[tuple[Any, Any]] = []
+        for number, gradient in gradients.items():
+            view, held = self._views[number], self._held[number]
             if held is not None:
-                torch.mul(held[0], held[1], out=view)
+                first.append((view, *held))
                 if gradient is not None:
-                    view.add_(_plain(gradient), alpha=share)
+                    then.append((view, _plain(gradient)))
             elif gradient is not None:
-                torch.mul(_plain(gradient), share, out=view)
+                first.append((view, _plain(gradient), share))
             else:
                 view.zero_()
-        self._written[number], self._held[number] = True, None
+            self._written[number], self._held[number] = True, None
+        with torch.no_grad():
+            if self._model.device.type == "cpu":
+                for view, tensor, times in first:
+                    torch.mul(tensor, times, out=view)
+                for view, tensor in then:
+                    view.add_(tensor, alpha=share)
+            elif first:  # in few launches: a GPU is faster than what keeps it busy
+                views = [view for view, _, _ in first]
+                torch._foreach_copy_(views, [tensor for _, tensor, _ in first])
+                torch._foreach_mul_(views, [times for _, _, times in first])
+                if then:
+                    torch._foreach_add_([view for view, _ in then], [tensor for _, tensor in then], alpha=share)
 
 
 class _Gradients:

@@ -42,7 +42,9 @@ def tree_total(group: Group, nodes: Mapping[Node, torch.Tensor], virtual: int, f
         return nodes[root(virtual)], flag
     device = next(iter(nodes.values())).device
     mine = nodes if device.type == "cpu" else _staged(group, nodes)
-    total, any_flag = group.run(_Exchange(group, mine, shares, virtual, flag).carry_out)
+    # A new one for each sum, since an optimizer may keep a part of it; made in the thread that keeps freed memory.
+    total = torch.empty(next(iter(mine.values())).numel())
+    any_flag = group.run(_Exchange(group, mine, shares, virtual, flag, total).carry_out)
     return total.to(device), any_flag
 
 
@@ -65,6 +67,7 @@ class _Exchange:
     shares: list[tuple[Node, ...]]  # whose nodes are whose, by rank
     virtual: int
     flag: bool
+    total: torch.Tensor
 
     @property
     def size(self) -> int:
@@ -85,8 +88,8 @@ class _Exchange:
             return self.size
         return self.size * rank // self.group.size // _LINE_FLOATS * _LINE_FLOATS
 
-    def carry_out(self, link: Link) -> tuple[torch.Tensor, bool]:
-        total = torch.empty(self.size)  # a new one for each sum: an optimizer may keep a part of it
+    def carry_out(self, link: Link) -> bool:
+        total = self.total
         receipts = _Receipts(link, self.group.peers)
         headers = Headers(self.group, link, self.size, self.flag)
         if self.size not in self.group.sizes_agreed:
@@ -107,7 +110,7 @@ class _Exchange:
         for passage in back:
             passage.wait()
         receipts.settle(going)
-        return total, headers.wait()
+        return headers.wait()
 
     def _start(
         self, link: Link, turn: int, total: torch.Tensor, back: list[Passage], going: list[Passage]

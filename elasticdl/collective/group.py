@@ -63,7 +63,7 @@ class Link:
         self.gloo: Any = None
         self.nccl: Any = None  # where each member has a GPU of its own
         self._store, self._prefix, self._size = store, prefix, size
-        self._parted = False
+        self._parted = self._aborted = False
 
     def build(self, rank: int, host: str, timeout_seconds: float) -> None:
         options = ProcessGroupGloo._Options()
@@ -97,7 +97,11 @@ class Link:
         """Nothing leaves or comes in any more; whoever waits for this member, or here for another, hears of it."""
         self._parted = True
         sever(self.addresses().values())
-        if self.nccl is not None:
+        self.abort_devices()
+
+    def abort_devices(self) -> None:
+        if self.nccl is not None and not self._aborted:
+            self._aborted = True
             self.nccl.abort()
 
     def addresses(self) -> dict[int, Address]:
@@ -151,8 +155,7 @@ def _courier(link: Link, errands: SimpleQueue[Errand[Any] | None]) -> None:
         errand.forget()
         errand.woken.set()
         del errand  # with the buffers in it
-    if link.nccl is not None:
-        link.nccl.abort()
+    link.abort_devices()
     link.gloo = link.nccl = None  # closes the connections; its threads are idle by now
 
 

@@ -95,7 +95,14 @@ class Tasks:
         return len(missing)
 
     def total(
-        self, virtual: int, size: int, step: int, flag: bool = False, fresh: bool = False, piece: int = 0
+        self,
+        virtual: int,
+        size: int,
+        step: int,
+        flag: bool = False,
+        fresh: bool = False,
+        piece: int = 0,
+        device: str = "cpu",
     ) -> tuple[str, bool, int]:
         """One step's deterministic sum: its digest, the flag, and how many parts had to be computed for it."""
         assert self.group is not None
@@ -104,8 +111,9 @@ class Tasks:
         exchange.PIECE_FLOATS = piece or PIECE_FLOATS
         computed = self.compute(virtual, size, step)
         run = runs(virtual, self.group.size)[self.group.rank]
-        total, any_flag = tree_total(self.group, self.sums[step].nodes(*run), virtual, flag)
-        return digest(total), any_flag, computed
+        nodes = {node: tensor.to(device) for node, tensor in self.sums[step].nodes(*run).items()}
+        total, any_flag = tree_total(self.group, nodes, virtual, flag)
+        return digest(total.cpu()), any_flag, computed
 
     def totals(self, virtual: int, size: int, steps: range) -> list[str]:
         found = []
@@ -114,9 +122,9 @@ class Tasks:
             del self.sums[step]
         return found
 
-    def plain(self, size: int, step: int, flag: bool = False) -> tuple[list[float], bool]:
+    def plain(self, size: int, step: int, flag: bool = False, device: str = "cpu") -> tuple[list[float], bool]:
         assert self.group is not None
-        total, any_flag = plain_total(self.group, contribution(size, step, self.group.rank), flag)
+        total, any_flag = plain_total(self.group, contribution(size, step, self.group.rank).to(device), flag)
         return total.tolist(), any_flag
 
     def gather(self, mine: bytes) -> list[bytes]:
