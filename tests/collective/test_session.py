@@ -80,6 +80,27 @@ def test_the_name_of_the_state_is_taken_only_when_all_of_it_is_there() -> None:
     assert it.state == (4, 71)
 
 
+def test_a_state_that_was_copied_has_its_name_whatever_becomes_of_the_world() -> None:
+    """Else a world that is called off after the copy would lead to steps that are taken twice."""
+    it = session()
+    it.receive(proposal(4))
+    it.confirm()
+    it.receive(start(4, state=(3, 70), copies={ME: OTHER}))
+    it.enter()
+    it.loaded(records=2240)
+    it.leave_world("connection reset", [OTHER])
+    it.receive(proposal(5, ME, urgent=True))
+    (said,) = it.confirm()
+    held = said.confirmed.state
+    assert (held.generation, held.step, held.records) == (3, 70, 2240)
+
+
+def test_how_many_records_are_trained_is_told_with_every_state() -> None:
+    it = training()
+    it.commit(0.5, 0.1, stop=False, records=24)
+    assert it.pulse(1.0).pulse.records == it.hello().hello.state.records == 24
+
+
 def test_a_proposal_that_is_said_again_is_confirmed_again() -> None:
     """The first confirmation may have been said into a breaking stream."""
     it = session()
