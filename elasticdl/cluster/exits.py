@@ -33,7 +33,11 @@ class Circumstances:
 def classify(wait_status: int, known: Circumstances) -> Exit:
     """The exit that this wait status stands for."""
     result = os.waitstatus_to_exitcode(wait_status)
-    code, number = (result, None) if result >= 0 else (None, -result)
+    return judge(result, None, known) if result >= 0 else judge(None, -result, known)
+
+
+def judge(code: int | None, number: int | None, known: Circumstances) -> Exit:
+    """The exit that this code or signal stands for."""
     evidence = "" if known.killed_because or code == 0 else _evidence_of_no_memory(code, number, known)
     if evidence:
         reason = f"out of memory: {evidence}{_measured(known)}"

@@ -64,12 +64,13 @@ class Exit:
     reason: str  # in words: "exit code 1", "killed by SIGKILL", "out of memory: …"
     last_lines: tuple[str, ...] = ()  # the end of its log
     at: float = field(default=0.0, compare=False)  # seconds since 1970; 0: not known
+    taken: bool = False  # the cluster says that it took the replica away: preempted, evicted, deleted, node lost
 
     @property
     def from_outside(self) -> bool:
         """Whether somebody wanted the process gone: a signal it did not cause, or 128 + that signal as exit code."""
         number = self.signal if self.signal is not None else (self.code or 0) - 128
-        return not self.oom and number in _OUTSIDE_SIGNALS
+        return not self.oom and (self.taken or number in _OUTSIDE_SIGNALS)
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class ReplicaStatus:
     phase: ReplicaPhase
     pid: int | None = None
     exit: Exit | None = None
+    note: str = ""  # what holds up a pending one, or is odd about a running one, in words
 
 
 class Cluster(Protocol):
@@ -107,7 +109,7 @@ class Cluster(Protocol):
         """Every replica of the job, in the order of their first launch; gone ones too, with their last exit."""
 
     def events(self) -> AsyncGenerator[ReplicaStatus, None]:
-        """The status of every replica as it is now, then each change of phase; ends when the cluster is closed.
+        """The status of every replica as it is now, then each change of phase or note; ends when the cluster is closed.
 
         Close it (`contextlib.aclosing`) when leaving it early.
         """

@@ -39,6 +39,9 @@ LABEL_APP = "app"
 LABEL_JOB = "elasticdl-job-name"
 LABEL_TYPE = "elasticdl-replica-type"
 LABEL_INDEX = "elasticdl-replica-index"
+ANNOTATION_ORDER = "elasticdl-first-launch"  # when a pod of this name was first made: nanoseconds since 1970
+ANNOTATION_LAUNCH = "elasticdl-launch"  # one launch, however often it is repeated
+ANNOTATION_ENDING = "elasticdl-ending"  # who deleted the pod: absent unless it was its own job
 APP = "elasticdl"
 
 _REPLICA = re.compile(rf"{APP}-(?P<job>.+?)-(?:(?P<master>master)|(?P<role>worker|ps|chief|evaluator)-(?P<index>\d+))")

@@ -34,8 +34,23 @@ class Stage(Protocol):
 
     async def signal(self, name: str, number: signal.Signals) -> None: ...
 
+    least_grace_seconds: float  # what a stop gives at least
 
-class MemoryStage:
+    def check_ended_by(self, exit: Exit, number: signal.Signals, because: str = "") -> None:
+        """That a stop or a kill ended it so."""
+
+
+class TellsHowTheStoppedEnd:
+    """Most clusters see the end of what they stop."""
+
+    least_grace_seconds = 0.0
+
+    def check_ended_by(self, exit: Exit, number: signal.Signals, because: str = "") -> None:
+        assert (exit.code, exit.signal, exit.oom) == (None, number, False)
+        assert exit.reason == f"killed by {number.name}{because}"
+
+
+class MemoryStage(TellsHowTheStoppedEnd):
     def __init__(self, memory: MemoryCluster, client: Callable[[], Cluster]) -> None:
         self._memory, self._client = memory, client
         self.cluster = client()
@@ -58,7 +73,7 @@ class MemoryStage:
         self._memory.exit(name, Exit(None, number, oom=False, reason=f"killed by {number.name}"))
 
 
-class ProcessStage:
+class ProcessStage(TellsHowTheStoppedEnd):
     """Replicas are shells that report when they are ready and wait for the exit code on a named pipe."""
 
     def __init__(self, directory: Path, client: Callable[[], Cluster]) -> None:

@@ -1,0 +1,187 @@
+"""The few calls of the Kubernetes API that a job needs, as plain JSON over HTTP, with retries and deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import ssl
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import aiohttp
+
+from elasticdl.cluster.kubernetes.credentials import Credentials
+from elasticdl.errors import Refused, Unreachable
+
+Object = dict[str, Any]
+
+# Answers of a server that is starting, overloaded or changing its leader.
+_PASSING = {429, 500, 502, 503, 504}
+_PAUSES = (0.1, 5.0)  # the first and the longest between two attempts
+
+
+class ApiRefused(Refused):
+    """The API server's own words for why not, with its status code and reason."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        self.code, self.reason = code, reason
+        super().__init__(f"Kubernetes refused: {message}")
+
+
+class Pauses:
+    """Growing pauses between attempts, each shortened by chance so that clients do not come back all at once."""
+
+    def __init__(self) -> None:
+        self._next = _PAUSES[0]
+
+    def next(self) -> float:
+        pause, self._next = self._next, min(2 * self._next, _PAUSES[1])
+        return pause * random.uniform(0.5, 1.0)
+
+
+class KubernetesApi:
+    """One API server, as one user. Calls are repeated until they are answered or their deadline passes."""
+
+    def __init__(
+        self, credentials: Credentials, *, deadline_seconds: float = 30.0, attempt_seconds: float = 10.0
+    ) -> None:
+        self.credentials = credentials
+        self._deadline_seconds, self._attempt_seconds = deadline_seconds, attempt_seconds
+        self._session: aiohttp.ClientSession | None = None
+        self._tls: ssl.SSLContext | bool = True
+        self._closed = False
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Object | None = None,
+        params: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        deadline_seconds: float | None = None,
+    ) -> Object:
+        """The object that the server answers with."""
+        text = await self.text(
+            method, path, body=body, params=params, content_type=content_type, deadline_seconds=deadline_seconds
+        )
+        answer: Object = json.loads(text)
+        return answer
+
+    async def text(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Object | None = None,
+        params: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        deadline_seconds: float | None = None,
+    ) -> str:
+        limit = self._deadline_seconds if deadline_seconds is None else deadline_seconds
+        loop, pauses, trouble = asyncio.get_running_loop(), Pauses(), "no attempt was made"
+        deadline = loop.time() + limit
+        renewed = False
+        while (left := deadline - loop.time()) > 0:
+            try:
+                async with asyncio.timeout(min(self._attempt_seconds, left)):
+                    response = await self._send(method, path, body, params, content_type)
+                    async with response:
+                        text = await response.text(errors="replace")
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                trouble = str(error) or type(error).__name__
+            else:
+                if response.status < 400:
+                    return text
+                refusal = _refusal(response.status, text)
+                if response.status == 401 and not renewed:
+                    renewed = True
+                    await self._renew()
+                    continue
+                # A quota that another request just changed: the same request may well pass.
+                if response.status not in _PASSING and (method, refusal.reason) != ("POST", "Conflict"):
+                    raise refusal
+                trouble = f"{response.status}: {refusal}"
+            await asyncio.sleep(min(pauses.next(), max(0.0, deadline - loop.time())))
+        raise Unreachable(f"no answer from {self.credentials.server} within {limit:g} s: {trouble}")
+
+    async def watch(
+        self, path: str, params: Mapping[str, str], *, seconds: float
+    ) -> AsyncGenerator[tuple[str, Object], None]:
+        """(type, object) of each change, for so long. Not repeated: whoever watches lists again first.
+
+        Raises `ApiRefused`, with code 410 when the changes since that version are no longer known, and `Unreachable`.
+        """
+        asked = {**params, "watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(max(1, int(seconds)))}
+        try:
+            # A connection that died in silence would be waited for without end.
+            async with asyncio.timeout(seconds + self._attempt_seconds):
+                response = await self._send("GET", path, None, asked, "application/json")
+                async with response:
+                    if response.status == 401:
+                        await self._renew()
+                    if response.status >= 400:
+                        raise _refusal(response.status, await response.text(errors="replace"))
+                    async for line in _lines(response.content):
+                        event = json.loads(line)
+                        if event["type"] == "ERROR":
+                            status = event["object"]
+                            raise ApiRefused(status.get("code", 0), status.get("reason", ""), status.get("message", ""))
+                        yield event["type"], event["object"]
+        except TimeoutError:
+            raise Unreachable(f"{self.credentials.server} fell silent") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unreachable(f"the watch of {self.credentials.server} broke: {error}") from error
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()
+
+    async def _send(
+        self, method: str, path: str, body: Object | None, params: Mapping[str, str] | None, content_type: str
+    ) -> aiohttp.ClientResponse:
+        if self._closed:
+            raise Unreachable("the cluster is closed")
+        headers = await self.credentials.headers()
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+            if self.credentials.server.startswith("https"):
+                self._tls = self.credentials.tls()
+        if body is not None:
+            headers["Content-Type"] = content_type
+        return await self._session.request(
+            method,
+            self.credentials.server + path,
+            params=params,
+            data=None if body is None else json.dumps(body),
+            headers=headers,
+            ssl=self._tls,
+            proxy=self.credentials.proxy,
+            server_hostname=self.credentials.server_name,
+            allow_redirects=False,
+        )
+
+    async def _renew(self) -> None:
+        await self.credentials.renew()
+        if self.credentials.server.startswith("https"):
+            self._tls = self.credentials.tls()  # a plugin may have given a new certificate
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
+    """Lines of any length: a pod with its environment may be longer than aiohttp's own limit."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line.strip():
+                yield line
+
+
+def _refusal(code: int, text: str) -> ApiRefused:
+    try:
+        status = json.loads(text)
+        return ApiRefused(code, str(status.get("reason", "")), str(status["message"]))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return ApiRefused(code, "", f"{code}: {text.strip()[:500]}")

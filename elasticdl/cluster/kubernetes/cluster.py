@@ -1,0 +1,303 @@
+"""`KubernetesCluster`: the master's hold on its job's pods."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from elasticdl.cluster.board import Board
+from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses
+from elasticdl.cluster.kubernetes.ledger import Ledger
+from elasticdl.cluster.kubernetes.reading import (
+    EVENT_REASONS,
+    KILLED,
+    STOPPED,
+    Pod,
+    exit_of,
+    leaving,
+    phase_of,
+)
+from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest, ReplicaStatus
+from elasticdl.errors import Refused, Unreachable, WireError
+from elasticdl.job import names
+
+LEAST_GRACE_SECONDS = 2  # a kubelet gives no less
+LOG_LINES, LOG_BYTES = 20, 64 * 1024
+INVESTIGATION_SECONDS = 2.0  # for the log and the events of a pod that ended
+KILL_OVERDUE_SECONDS = 5.0
+_PASSING = {401, 410, 429, 500, 502, 503, 504}
+
+
+class KubernetesCluster:
+    """Replicas as pods of one namespace, found by the job's labels. The pods are the memory: a new client finds them.
+
+    What Kubernetes cannot do exactly as local processes do:
+
+    - Grace is whole seconds, at least 2; a killed replica too gets SIGTERM and a moment before SIGKILL.
+    - Exit codes above 128 mean a signal: the container's runtime does not tell them apart.
+    - A pod that was stopped, killed or deleted is soon removed, log and all. Kubelets before 1.22 often forget how its
+      container ended; the exit then has neither code nor signal, and a new client does not find it any more.
+    - Kubelets before 1.22 do not shorten a grace that has begun. A pod that outlives its grace, because of that or
+      because its node is lost, is removed by force, its process perhaps still running: a name can be used again.
+    """
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        namespace: str,
+        job_name: str,
+        make_pod: Callable[[ReplicaRequest], Pod],
+        *,
+        relist_seconds: float = 60.0,
+        outage_seconds: float = 300.0,
+        overdue_seconds: float = 20.0,
+    ) -> None:
+        """`outage_seconds`: how long events may be without news of the API server before they end in `Unreachable`."""
+        self._api, self._make_pod = api, make_pod
+        self._home = f"/api/v1/namespaces/{namespace}"
+        self._ours = {"labelSelector": ",".join(f"{k}={v}" for k, v in names.labels(job_name).items())}
+        self._relist_seconds, self._outage_seconds = relist_seconds, outage_seconds
+        self._overdue_seconds = overdue_seconds
+        self._board = Board()
+        self._ledger = Ledger(self._board, self._investigate)
+        self._overdue: dict[str, asyncio.TimerHandle] = {}  # by uid
+        self._following: asyncio.Task[None] | None = None
+        self._synced = asyncio.Event()
+        self._failure: WireError | None = None
+        self._errands: set[asyncio.Task[None]] = set()
+
+    # The protocol.
+
+    async def launch(self, request: ReplicaRequest) -> None:
+        self._check_open()
+        launch, first = uuid.uuid4().hex, self._ledger.first_launch(request.name) or time.time_ns()
+        pod = self._make_pod(request)
+        while True:
+            marks = {names.ANNOTATION_LAUNCH: launch, names.ANNOTATION_ORDER: str(first)}
+            meta = {**pod["metadata"], "annotations": {**pod["metadata"].get("annotations", {}), **marks}}
+            try:
+                self._take(await self._api.call("POST", f"{self._home}/pods", body={**pod, "metadata": meta}))
+                return
+            except ApiRefused as refusal:
+                if refusal.reason != "AlreadyExists":
+                    raise
+            there = await self._get(request.name)
+            if there is None:
+                continue
+            self._take(there)
+            annotations = there["metadata"].get("annotations", {})
+            ended = phase_of(there) is ReplicaPhase.GONE
+            # A launch whose answer was lost made this pod; whatever became of it, it has been launched.
+            if annotations.get(names.ANNOTATION_LAUNCH) == launch or not (ended or leaving(there)):
+                return
+            first = self._ledger.first_launch(request.name) or first
+            await self._make_room(there, ended)
+
+    async def stop(self, name: str, grace_seconds: float) -> None:
+        await self._delete(name, STOPPED, max(LEAST_GRACE_SECONDS, math.ceil(grace_seconds)))
+
+    async def kill(self, name: str) -> None:
+        # Not 0: that removes the pod from the books at once, whatever becomes of its process.
+        await self._delete(name, KILLED, 1)
+
+    async def list(self) -> list[ReplicaStatus]:
+        self._check_open()
+        await self._sync()
+        await self._ledger.settle()
+        return self._ledger.all()
+
+    async def events(self) -> AsyncGenerator[ReplicaStatus, None]:
+        self._check_open()
+        if self._following is None:
+            self._following = asyncio.create_task(self._follow())
+        await self._synced.wait()
+        async with contextlib.aclosing(self._board.watch()) as changes:
+            async for status in changes:
+                yield status
+        if self._failure is not None:
+            raise self._failure
+
+    async def close(self) -> None:
+        for handle in self._overdue.values():
+            handle.cancel()
+        tasks = [*self._errands, *filter(None, [self._following])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._ledger.close()
+        self._synced.set()
+        self._board.close()
+        await self._api.close()
+
+    # Hearing of pods.
+
+    async def _follow(self) -> None:
+        """List, watch for a while, list again: whatever a watch missed, the next list has."""
+        loop, pauses, heard = asyncio.get_running_loop(), Pauses(), asyncio.get_running_loop().time()
+        while True:
+            try:
+                version = await self._sync()
+                heard = loop.time()
+                self._synced.set()
+                params = {**self._ours, "resourceVersion": version}
+                watch = self._api.watch(f"{self._home}/pods", params, seconds=self._relist_seconds)
+                async with contextlib.aclosing(watch) as changes:
+                    async for kind, pod in changes:
+                        heard, pauses = loop.time(), Pauses()
+                        if kind != "BOOKMARK":
+                            self._take(pod, deleted=kind == "DELETED")
+                continue
+            except ApiRefused as refusal:
+                trouble: WireError = refusal
+                hopeless = refusal.code not in _PASSING
+            except WireError as error:
+                trouble, hopeless = error, isinstance(error, Refused) or not self._synced.is_set()
+            if hopeless or loop.time() - heard > self._outage_seconds:
+                self._failure = trouble if hopeless else Unreachable(f"no news of the pods: {trouble}")
+                self._board.close()
+                self._synced.set()
+                return
+            await asyncio.sleep(pauses.next())
+
+    async def _sync(self) -> str:
+        """Take in all pods as they are; returns the version of that picture."""
+        before = {status.uid for status in self._ledger.alive()}
+        answer = await self._api.call("GET", f"{self._home}/pods", params=self._ours)
+        pods: list[Pod] = answer["items"]
+        for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
+            self._take(pod)
+        listed = {pod["metadata"]["uid"] for pod in pods}
+        for status in self._ledger.alive():
+            if status.uid in before - listed:
+                self._ledger.forget(status)
+        return str(answer["metadata"]["resourceVersion"])
+
+    def _take(self, pod: Pod, *, deleted: bool = False) -> None:
+        self._ledger.take(pod, deleted=deleted)
+        uid = pod["metadata"]["uid"]
+        if deleted or phase_of(pod) is ReplicaPhase.GONE:
+            handle = self._overdue.pop(uid, None)
+            if handle is not None:
+                handle.cancel()
+        elif leaving(pod):
+            self._expect_end(pod)
+
+    async def _investigate(self, pod: Pod, ran: bool, deleted: bool) -> Exit:
+        """How it ended, with the end of its log and, where somebody else deleted it, the events that say why."""
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        lines: list[str] = []
+        events: list[dict[str, Any]] = []
+        limits = {"tailLines": str(LOG_LINES), "limitBytes": str(LOG_BYTES), "container": _main(pod)}
+        with contextlib.suppress(WireError):  # it says less, then
+            if not deleted and ran:
+                path = f"{self._home}/pods/{name}/log"
+                text = await self._api.text("GET", path, params=limits, deadline_seconds=INVESTIGATION_SECONDS)
+                lines = text.splitlines()[-LOG_LINES:]
+        with contextlib.suppress(WireError):
+            if leaving(pod) and names.ANNOTATION_ENDING not in pod["metadata"].get("annotations", {}):
+                params = {"fieldSelector": f"involvedObject.uid={uid}"}
+                answer = await self._api.call(
+                    "GET", f"{self._home}/events", params=params, deadline_seconds=INVESTIGATION_SECONDS
+                )
+                events = [event for event in answer["items"] if event.get("reason") in EVENT_REASONS]
+        return exit_of(pod, lines, events, ran=ran)
+
+    # Ending pods.
+
+    async def _delete(self, name: str, how: str, grace_seconds: int) -> None:
+        self._check_open()
+        pod = await self._get(name)
+        if pod is None or phase_of(pod) is ReplicaPhase.GONE:
+            return
+        meta = pod["metadata"]
+        said = meta.get("annotations", {}).get(names.ANNOTATION_ENDING)
+        if leaving(pod) and meta.get("deletionGracePeriodSeconds", 0) <= grace_seconds and said in (how, KILLED):
+            return
+        uid, path = meta["uid"], f"{self._home}/pods/{name}"
+        with contextlib.suppress(ApiRefused):  # gone, or replaced, since we looked
+            if not leaving(pod) or said is not None:  # what others delete stays theirs
+                mark = {"metadata": {"uid": uid, "annotations": {names.ANNOTATION_ENDING: how}}}
+                await self._api.call("PATCH", path, body=mark, content_type="application/merge-patch+json")
+            answer = await self._api.call("DELETE", path, body=_deletion(uid, grace_seconds))
+            if answer.get("kind") == "Pod":
+                self._take(answer)
+
+    async def _make_room(self, pod: Pod, ended: bool) -> None:
+        """Until the name can be used again."""
+        meta = pod["metadata"]
+        if ended:
+            await self._ledger.settle()  # its log goes with it
+            with contextlib.suppress(ApiRefused):
+                await self._api.call("DELETE", f"{self._home}/pods/{meta['name']}", body=_deletion(meta["uid"], 0))
+        patience = meta.get("deletionGracePeriodSeconds", 0) + 2 * self._overdue_seconds
+        with contextlib.suppress(ApiRefused):  # 410: look again
+            await self._until_gone(meta["name"], meta["uid"], patience)
+
+    async def _until_gone(self, name: str, uid: str, seconds: float) -> None:
+        only = {"fieldSelector": f"metadata.name={name}"}
+        answer = await self._api.call("GET", f"{self._home}/pods", params=only)
+        if uid not in {pod["metadata"]["uid"] for pod in answer["items"]}:
+            return
+        params = {**only, "resourceVersion": answer["metadata"]["resourceVersion"]}
+        watch = self._api.watch(f"{self._home}/pods", params, seconds=seconds)
+        async with contextlib.aclosing(watch) as changes:
+            async for kind, pod in changes:
+                if kind == "DELETED" and pod["metadata"]["uid"] == uid:
+                    self._take(pod, deleted=True)
+                    return
+        raise Unreachable(f"the old pod {name} was still there after {seconds:g} s")
+
+    def _expect_end(self, pod: Pod) -> None:
+        """Remove the pod by force, should it outlive its grace by much."""
+        meta, loop = pod["metadata"], asyncio.get_running_loop()
+        killed = meta.get("annotations", {}).get(names.ANNOTATION_ENDING) == KILLED
+        spare = min(KILL_OVERDUE_SECONDS, self._overdue_seconds) if killed else self._overdue_seconds
+        when = loop.time() + meta.get("deletionGracePeriodSeconds", 0) + spare
+        handle = self._overdue.get(meta["uid"])
+        if handle is None or handle.when() > when:
+            if handle is not None:
+                handle.cancel()
+            self._overdue[meta["uid"]] = loop.call_at(when, self._force, meta["name"], meta["uid"])
+
+    def _force(self, name: str, uid: str) -> None:
+        self._overdue.pop(uid, None)  # the next list sets it again, if need be
+
+        async def remove() -> None:
+            with contextlib.suppress(WireError):
+                await self._api.call("DELETE", f"{self._home}/pods/{name}", body=_deletion(uid, 0))
+
+        task = asyncio.create_task(remove())
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    async def _get(self, name: str) -> Pod | None:
+        try:
+            return await self._api.call("GET", f"{self._home}/pods/{name}")
+        except ApiRefused as refusal:
+            if refusal.code == 404:
+                return None
+            raise
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def _deletion(uid: str, grace_seconds: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "gracePeriodSeconds": grace_seconds,
+        "preconditions": {"uid": uid},
+    }
+
+
+def _main(pod: Pod) -> str:
+    found: str = pod["spec"]["containers"][0]["name"]
+    return found

@@ -1,0 +1,132 @@
+"""What is known of a job's pods, put together from lists, watches and answers that may come in any order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from elasticdl.cluster.board import Board
+from elasticdl.cluster.kubernetes.reading import Pod, exit_of, note_of, phase_of
+from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaStatus
+from elasticdl.job import names
+
+Investigate = Callable[[Pod, bool, bool], Awaitable[Exit]]
+
+
+class Ledger:
+    """The last status of each name. What is older than what is known changes nothing.
+
+    `investigate(pod, ran, deleted)` finds out how a pod ended, which takes calls; the end is told once it has.
+    """
+
+    def __init__(self, board: Board, investigate: Investigate) -> None:
+        self._board, self._investigate = board, investigate
+        self._pods: dict[str, Pod] = {}  # the newest account of each name
+        self._order: dict[str, tuple[int, str]] = {}
+        self._past: set[str] = set()  # uids of pods that others of the same name have replaced
+        self._ending: dict[str, asyncio.Task[None]] = {}  # by uid
+
+    def all(self) -> list[ReplicaStatus]:
+        """In the order of first launch."""
+        return sorted(self._board.all(), key=lambda status: self._order[status.name])
+
+    def first_launch(self, name: str) -> int | None:
+        """When a pod of this name was first made."""
+        found = self._order.get(name)
+        return found[0] if found else None
+
+    def alive(self) -> list[ReplicaStatus]:
+        """Those whose end has not been heard of, not even in part."""
+        statuses = self._board.all()
+        return [s for s in statuses if s.phase is not ReplicaPhase.GONE and s.uid not in self._ending]
+
+    def take(self, pod: Pod, *, deleted: bool = False) -> None:
+        """Another account of a pod; `deleted`: its last."""
+        meta = pod["metadata"]
+        name, uid = meta["name"], meta["uid"]
+        known = self._board.get(name)
+        if uid in self._past or uid in self._ending:
+            return
+        if known is not None and known.uid != uid:
+            self._replaced(known)
+            known = None
+        if known is not None and known.phase is ReplicaPhase.GONE:
+            return
+        phase = phase_of(pod)
+        ran = known is not None and known.phase is ReplicaPhase.RUNNING
+        if ran and phase is ReplicaPhase.PENDING and not deleted:
+            return  # older than what is known
+        self._pods[name] = pod
+        self._order[name] = min(_first_launch(pod), self._order.get(name, _first_launch(pod)))
+        status = _status(pod, phase)
+        if deleted or phase is ReplicaPhase.GONE:
+            if known is None:  # first seen at its end
+                status = replace(status, phase=ReplicaPhase.PENDING)
+                ran = pod.get("status", {}).get("phase") not in (None, "Pending")
+            else:
+                status = known
+            self._ending[uid] = asyncio.create_task(self._end(pod, status, ran, deleted))
+        elif status != known:
+            self._board.post(status)
+
+    def forget(self, status: ReplicaStatus) -> None:
+        """A pod that is not there any more, whose deletion was missed."""
+        pod = self._pods[status.name]
+        if pod["metadata"]["uid"] == status.uid:
+            meta = {"deletionTimestamp": None, **pod["metadata"]}
+            self.take({**pod, "metadata": meta}, deleted=True)
+
+    async def settle(self) -> None:
+        """Until every end that is known of has been told."""
+        while self._ending:
+            await asyncio.gather(*self._ending.values())
+
+    async def close(self) -> None:
+        ending = list(self._ending.values())
+        for task in ending:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _end(self, pod: Pod, status: ReplicaStatus, ran: bool, deleted: bool) -> None:
+        try:
+            exit = await self._investigate(pod, ran, deleted)
+            self._board.post(replace(status, phase=ReplicaPhase.GONE, exit=exit, note=""))
+        finally:
+            del self._ending[status.uid]
+
+    def _replaced(self, old: ReplicaStatus) -> None:
+        self._past.add(old.uid)
+        task = self._ending.get(old.uid)
+        if task is not None:
+            task.cancel()
+        if old.phase is not ReplicaPhase.GONE:
+            end = exit_of(self._pods[old.name], ran=old.phase is ReplicaPhase.RUNNING)
+            self._board.post(replace(old, phase=ReplicaPhase.GONE, exit=end, note=""))
+
+
+def _status(pod: Pod, phase: ReplicaPhase) -> ReplicaStatus:
+    meta = pod["metadata"]
+    marks = meta.get("labels", {})
+    index = marks.get(names.LABEL_INDEX, "")
+    return ReplicaStatus(
+        meta["name"],
+        marks.get(names.LABEL_TYPE, ""),
+        int(index) if index.isdecimal() else 0,
+        meta["uid"],
+        phase,
+        note=note_of(pod),
+    )
+
+
+def _first_launch(pod: Pod) -> tuple[int, str]:
+    """Nanoseconds; a pod that somebody else made has whole seconds only."""
+    meta = pod["metadata"]
+    said = meta.get("annotations", {}).get(names.ANNOTATION_ORDER, "")
+    if said.isdecimal():
+        return int(said), meta["name"]
+    made = datetime.datetime.fromisoformat(meta["creationTimestamp"]).timestamp()
+    return int(made * 1e9), meta["name"]

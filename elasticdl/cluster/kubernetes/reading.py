@@ -1,0 +1,188 @@
+"""What a pod's own account means: its phase, what holds it up, and how it ended. Pure functions of the pod."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from elasticdl.cluster.exits import Circumstances, judge
+from elasticdl.cluster.protocol import EXIT_OUT_OF_MEMORY, Exit, ReplicaPhase
+from elasticdl.job import names
+
+Pod = dict[str, Any]
+
+CONTAINER = "main"
+STOPPED, KILLED = "stopped", "killed"  # by us: values of names.ANNOTATION_ENDING
+
+_ENDED = ("Succeeded", "Failed")
+_NOT_KEPT = "Kubernetes did not keep how it ended"
+
+# Why a container waits, in words. Kubernetes' own message follows.
+_WAITING = {
+    "ErrImagePull": "its image cannot be fetched",
+    "ImagePullBackOff": "its image cannot be fetched",
+    "ErrImageNeverPull": "its image is not on the node, and the pull policy is Never",
+    "InvalidImageName": "its image has no valid name",
+    "ImageInspectError": "its image cannot be read",
+    "RegistryUnavailable": "the registry of its image does not answer",
+    "CreateContainerConfigError": "its container cannot be set up",
+    "CreateContainerError": "its container cannot be made",
+    "RunContainerError": "its container cannot be started",
+    "CrashLoopBackOff": "it ends again and again",
+}
+# Reasons of a whole pod with which a node turns it away or lets it go, through no fault of its own.
+_TAKEN = {
+    "Preempting": "removed by its node for a critical pod",
+    "NodeLost": "its node is lost",
+    "NodeShutdown": "its node shuts down",
+    "Shutdown": "its node shuts down",
+    "Terminated": "its node shuts down",
+    "NodeAffinity": "turned away by the node",
+    "UnexpectedAdmissionError": "turned away by the node",
+}
+# Reasons of the condition DisruptionTarget (Kubernetes 1.26 and later), and of events (before).
+_DISRUPTIONS = {
+    "PreemptionByScheduler": "preempted by the scheduler",
+    "Preempted": "preempted by the scheduler",
+    "EvictionByEvictionAPI": "evicted",
+    "DeletionByTaintManager": "its node is lost",
+    "TaintManagerEviction": "its node is lost",
+    "NodeNotReady": "its node is lost",
+    "DeletionByPodGC": "its node is lost",
+    "TerminationByKubelet": "removed by its node",
+}
+EVENT_REASONS = frozenset({"Preempted", "TaintManagerEviction", "NodeNotReady"})
+
+
+def phase_of(pod: Pod) -> ReplicaPhase:
+    """Gone as soon as its container is, although the pod's own phase may say so later."""
+    phase = pod.get("status", {}).get("phase")
+    if phase in _ENDED:
+        return ReplicaPhase.GONE
+    if pod["spec"].get("restartPolicy") == "Never" and _terminated(pod) is not None:
+        return ReplicaPhase.GONE
+    return ReplicaPhase.PENDING if phase in (None, "Pending") else ReplicaPhase.RUNNING
+
+
+def leaving(pod: Pod) -> bool:
+    """Whether somebody had it deleted."""
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def note_of(pod: Pod) -> str:
+    """What holds up a pending pod, or is odd about a running one."""
+    status = pod.get("status", {})
+    phase = phase_of(pod)
+    if phase is ReplicaPhase.GONE:
+        return ""
+    if leaving(pod):
+        return "being deleted"
+    for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
+        waiting = container.get("state", {}).get("waiting") or {}
+        reason = waiting.get("reason", "")
+        if reason in _WAITING:
+            return _joined(
+                f"{_WAITING[reason]} ({container.get('image', '')})", _joined(reason, waiting.get("message"))
+            )
+    for condition in status.get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return _joined(condition.get("reason", "Unschedulable").lower(), condition.get("message"))
+    if status.get("phase") == "Unknown":
+        return _joined("its node does not answer", status.get("message"))
+    return ""
+
+
+def exit_of(
+    pod: Pod, last_lines: Sequence[str] = (), events: Sequence[dict[str, Any]] = (), *, ran: bool = False
+) -> Exit:
+    """How a pod ended that has ended, or is no longer there. `events` are its own; `ran`: it was seen running."""
+    status, terminated = pod.get("status", {}), _terminated(pod)
+    at = _seconds((terminated or {}).get("finishedAt"))
+    taken = _taken(pod, events)
+    if terminated is None:
+        return _without_a_container(pod, taken, tuple(last_lines), ran)
+    code, number = _code_and_signal(terminated)
+    if terminated.get("reason") in ("ContainerCannotRun", "StartError"):
+        why = f"could not be started: {terminated.get('message', '').strip()}"
+        return Exit(None, None, oom=False, reason=why, last_lines=tuple(last_lines), at=at)
+    if terminated.get("reason") == "OOMKilled" and code != 0:
+        limit = _memory_limit(pod)
+        why = "out of memory: the kernel killed it at its limit" + (f" of {limit}" if limit else "")
+        return Exit(code, number, oom=True, reason=why, last_lines=tuple(last_lines), at=at)
+    ending = pod["metadata"].get("annotations", {}).get(names.ANNOTATION_ENDING)
+    because = ""
+    if number == signal.SIGKILL and ending == STOPPED and leaving(pod):
+        because = f"it did not end within {pod['metadata'].get('deletionGracePeriodSeconds', 0)} s of SIGTERM"
+    end = judge(code, number, Circumstances(tuple(last_lines), killed_because=because))
+    reason = f"{taken} ({end.reason})" if taken else end.reason
+    if status.get("reason") == "DeadlineExceeded":
+        reason = _joined(reason, status.get("message"))
+    return Exit(end.code, end.signal, end.oom, reason, end.last_lines, at, taken=bool(taken))
+
+
+def _without_a_container(pod: Pod, taken: str, last_lines: tuple[str, ...], ran: bool) -> Exit:
+    """No word of how the container ended: there was none, or the kubelet (before 1.22) forgot it with the pod."""
+    status = pod.get("status", {})
+    ending = pod["metadata"].get("annotations", {}).get(names.ANNOTATION_ENDING)
+    if taken:
+        why = taken if ran else f"{taken}, before it started"
+    elif ending is not None and leaving(pod):
+        why = f"{ending}: {_NOT_KEPT}" if ran else f"{ending} before it started"
+    elif status.get("reason"):
+        why = _joined(status["reason"], status.get("message"))
+    else:
+        why = _NOT_KEPT
+    by_us = ending is not None and leaving(pod)
+    return Exit(None, None, oom=False, reason=why, last_lines=last_lines, taken=bool(taken) or by_us)
+
+
+def _taken(pod: Pod, events: Sequence[dict[str, Any]]) -> str:
+    """Who took the pod away, in words; empty when nobody did, or we."""
+    status = pod.get("status", {})
+    reason, message = status.get("reason", ""), status.get("message", "")
+    if reason == "Evicted" and message.startswith("The node"):  # else for using more storage than it may
+        return _joined("evicted", message)
+    if reason in _TAKEN or reason.startswith(("OutOf", "Outof")):
+        return _joined(_TAKEN.get(reason, "turned away by the node"), _joined(reason, message))
+    for condition in status.get("conditions", []):
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            cause = condition.get("reason", "")
+            return _joined(_DISRUPTIONS.get(cause, cause), condition.get("message"))
+    if not leaving(pod) or names.ANNOTATION_ENDING in pod["metadata"].get("annotations", {}):
+        return ""
+    for event in events:
+        if event.get("reason") in EVENT_REASONS:
+            return _joined(_DISRUPTIONS[event["reason"]], event.get("message"))
+    return "deleted"
+
+
+def _terminated(pod: Pod) -> dict[str, Any] | None:
+    """How the main container ended; of several, a failed one tells."""
+    statuses = pod.get("status", {}).get("containerStatuses", [])
+    main = [s for s in statuses if s.get("name") == CONTAINER] or statuses[:1]
+    found = [s.get("state", {}).get("terminated") for s in main]
+    return found[0] if found else None
+
+
+def _code_and_signal(terminated: dict[str, Any]) -> tuple[int | None, int | None]:
+    """A container's runtime reports death by a signal as 128 and the signal."""
+    code = int(terminated.get("exitCode", 0))
+    number = terminated.get("signal") or (code - 128 if 128 < code < 128 + signal.NSIG else 0)
+    return (None, int(number)) if number and code != EXIT_OUT_OF_MEMORY else (code, None)
+
+
+def _memory_limit(pod: Pod) -> str:
+    for container in pod["spec"].get("containers", []):
+        if container.get("name") == CONTAINER:
+            return str(container.get("resources", {}).get("limits", {}).get("memory", ""))
+    return ""
+
+
+def _seconds(text: str | None) -> float:
+    return datetime.datetime.fromisoformat(text).timestamp() if text else 0.0
+
+
+def _joined(what: str, more: str | None) -> str:
+    return f"{what}: {more.strip()}" if more and more.strip() else what

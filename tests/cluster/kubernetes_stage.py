@@ -1,0 +1,167 @@
+"""A namespace of a real Kubernetes cluster as a stage: pods that wait for orders, given with kubectl."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.cluster import Cluster, Exit, ReplicaPhase, ReplicaRequest
+from elasticdl.cluster.kubernetes import credentials
+from elasticdl.cluster.kubernetes.api import KubernetesApi
+from elasticdl.cluster.kubernetes.cluster import LEAST_GRACE_SECONDS, KubernetesCluster
+from elasticdl.cluster.kubernetes.reading import CONTAINER
+from elasticdl.job import names
+
+from .hearing import hear
+from .stages import Stage
+
+IMAGE = os.environ.get("ELASTICDL_K8S_IMAGE", "debian-python:bookworm")  # with sh, mkfifo and python3
+PULL = os.environ.get("ELASTICDL_K8S_PULL", "Never")
+CONTEXT = os.environ.get("ELASTICDL_K8S_CONTEXT") or None
+JOB = "contract"
+
+
+def kubectl(*words: str, namespace: str | None = None, stdin: str | None = None) -> str:
+    """What kubectl printed."""
+    where = [f"--context={CONTEXT}"] if CONTEXT else []
+    where += ["-n", namespace] if namespace else []
+    done = subprocess.run(["kubectl", *where, *words], input=stdin, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}"
+    return done.stdout
+
+
+async def kubectl_soon(*words: str, namespace: str | None = None, stdin: str | None = None) -> str:
+    return await asyncio.to_thread(functools.partial(kubectl, *words, namespace=namespace, stdin=stdin))
+
+
+@functools.cache
+def trouble() -> str:
+    """Why there is no cluster to test against; empty when there is one."""
+    try:
+        kubectl("get", "--raw", "/readyz", "--request-timeout=5s")
+    except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
+        return str(error).strip().splitlines()[-1]
+    return ""
+
+
+def require_cluster() -> None:
+    """Skip where no cluster is reachable; fail there when one was asked for with ELASTICDL_K8S=1."""
+    if why := trouble():
+        if os.environ.get("ELASTICDL_K8S") == "1":
+            pytest.fail(f"no Kubernetes cluster is reachable: {why}")
+        pytest.skip(f"no Kubernetes cluster is reachable: {why}")
+
+
+@contextlib.contextmanager
+def own_namespace() -> Iterator[str]:
+    name = f"elasticdl-test-{uuid.uuid4().hex[:8]}"
+    kubectl("create", "namespace", name)
+    try:
+        yield name
+    finally:
+        # A forced end: nobody waits for the graces of what a failed test left behind.
+        kubectl("delete", "pods", "--all", "--force", "--grace-period=0", "--wait=false", namespace=name)
+        kubectl("delete", "namespace", name, "--wait=false")
+
+
+def pod_of(request: ReplicaRequest, **spec: Any) -> dict[str, Any]:
+    """A small pod; `spec` is laid over its spec."""
+    container = {
+        "name": CONTAINER,
+        "image": IMAGE,
+        "imagePullPolicy": PULL,
+        "command": list(request.command),
+        "env": [{"name": key, "value": value} for key, value in request.env.items()],
+        "resources": {"requests": {"cpu": "10m", "memory": "8Mi"}},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": request.name, "labels": names.labels(JOB, request.role, request.index)},
+        "spec": {
+            "restartPolicy": "Never",
+            "shareProcessNamespace": True,
+            "automountServiceAccountToken": False,
+            "containers": [container],
+            **spec,
+        },
+    }
+
+
+def make_api(**more: Any) -> KubernetesApi:
+    return KubernetesApi(credentials.find(CONTEXT, prefer_file=CONTEXT is not None), **more)
+
+
+class KubernetesStage:
+    """Pods are shells that make a named pipe when they are ready, and read their exit code from it."""
+
+    least_grace_seconds = float(LEAST_GRACE_SECONDS)
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self.clients: list[KubernetesCluster] = []
+        self.cluster: Cluster = self.another_client()
+
+    def another_client(self) -> KubernetesCluster:
+        client = KubernetesCluster(make_api(), self.namespace, JOB, pod_of)
+        self.clients.append(client)
+        return client
+
+    def request(self, name: str, *, stubborn: bool = False) -> ReplicaRequest:
+        trap = "trap '' TERM; " if stubborn else ""
+        script = (
+            f"{trap}echo $$ > /tmp/pid; mkfifo /tmp/new; mv /tmp/new /tmp/orders; read code < /tmp/orders; exit $code"
+        )
+        return ReplicaRequest(name, "worker", 7, ("sh", "-c", script), {})
+
+    async def ready(self, name: str) -> None:
+        await hear(self.cluster, name, ReplicaPhase.RUNNING)
+        await self.run_in(name, "until [ -e /tmp/orders ]; do sleep 0.05; done")
+
+    async def end(self, name: str, code: int) -> None:
+        await self.ready(name)
+        await self._order(name, f"echo {code} > /tmp/orders")
+
+    async def signal(self, name: str, number: signal.Signals) -> None:
+        await self._order(name, f"kill -{int(number)} $(cat /tmp/pid)")
+
+    async def _order(self, name: str, script: str) -> None:
+        # In the background, a moment later: kubectl hangs when the container ends under its feet.
+        await self.run_in(name, f"(sleep 0.2; {script}) > /dev/null 2>&1 < /dev/null &")
+
+    async def run_in(self, name: str, script: str) -> str:
+        return await kubectl_soon("exec", name, "--", "sh", "-c", script, namespace=self.namespace)
+
+    def check_ended_by(self, exit: Exit, number: signal.Signals, because: str = "") -> None:
+        """A kubelet before 1.22 may have forgotten how a pod ended that was deleted; then that is what is said."""
+        if exit.signal is None:
+            assert exit.reason in {f"{how}: Kubernetes did not keep how it ended" for how in ("stopped", "killed")}
+            assert exit.from_outside
+        else:
+            assert (exit.code, exit.signal, exit.oom) == (None, number, False)
+            assert exit.reason == f"killed by {number.name}{because}"
+
+    async def close(self) -> None:
+        for client in self.clients:
+            await client.close()
+
+
+@contextlib.asynccontextmanager
+async def kubernetes_stage(_: Path) -> AsyncIterator[Stage]:
+    require_cluster()
+    with own_namespace() as namespace:
+        stage = KubernetesStage(namespace)
+        try:
+            yield stage
+        finally:
+            await stage.close()
