@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import sys
@@ -33,7 +34,24 @@ def set_random_state(seed: int) -> None:
     """Everything that layers, losses and feeds draw from by default starts from this seed."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)  # of all devices
+    seed_torch(seed)
+
+
+def seed_torch(seed: int) -> None:
+    """torch's generators, of all devices.
+
+    torch.manual_seed also sees to devices that are set up later, and notes for them where it was called: where there is
+    none, that takes a hundred times as long as the seeding.
+    """
+    if _has_devices():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+@functools.cache
+def _has_devices() -> bool:
+    return bool(torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available())
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import torch
 
 from elasticdl.errors import ModelError
 from elasticdl.frameworks import export
+from elasticdl.frameworks.determinism import seed_torch
 from elasticdl.frameworks.metrics import MeanMeasure, MetricsAccumulator
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.optimizers import read_optimizer
@@ -28,7 +29,7 @@ def seed_everything(seed: int) -> None:
     """Make what the model file builds a function of the seed."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    seed_torch(seed)
 
 
 class TorchTrainable:
