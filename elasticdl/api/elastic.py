@@ -23,10 +23,10 @@ from elasticdl.api.figures import Figures
 from elasticdl.api.overlap import PlainSums
 from elasticdl.api.saving import Saver
 from elasticdl.api.terms import Hooks, Model, Part, Terms
+from elasticdl.api.tree_sums import TreeSums
 from elasticdl.api.world import Formation, World
 from elasticdl.collective.control import SharedSession
 from elasticdl.collective.session import Todo
-from elasticdl.collective.sums import Sums
 from elasticdl.core import steps
 from elasticdl.errors import CalledOff, DataError, ElasticDLError, GroupBroken, JobFailed, ModelError
 
@@ -57,12 +57,10 @@ class Elastic:
         )  # fmt: skip
         self._world: World | None = None
         self._old: World | None = None  # peers may still be reading the last exchange from it
-        model.room = 1 + len(self._witness) if terms.deterministic else 0
-        self._sums: Sums | PlainSums = Sums(1) if terms.deterministic else PlainSums(model, len(self._witness))
-        self._new_sums(terms.plan.parts(1))
+        sums: type[TreeSums | PlainSums] = TreeSums if terms.deterministic else PlainSums
+        self._sums = sums(model, len(self._witness))
         self._trained = 0  # records, where the number of steps does not say it
         self._current: Part | None = None
-        self._weight = 1.0  # of the current part
         self._sizes: set[int] = set()  # of the parts computed so far
         self._evaluations = Evaluations(control, self._hooks, terms.plan.virtual, terms.evaluation_steps)
         self._saver = Saver(control.saved)
@@ -135,8 +133,6 @@ class Elastic:
             while (part := self._advance()) is not None:
                 self._current = part
                 self._model.begin(part.seed)
-                if isinstance(self._sums, PlainSums):
-                    self._begin_plain(self._sums)
                 self.computing(part)
                 yield part
                 if self._current is not None:
@@ -156,31 +152,12 @@ class Elastic:
         if self._current is None:
             raise ElasticDLError("elastic.step(loss) takes one part of elastic.parts(), and there is none")
         part, self._current = self._current, None
-        if isinstance(self._sums, PlainSums):
-            self._sums.add(part.virtual, loss, part.records if self._terms.audit else None)
-        else:
-            self._sums.add(part.virtual, self._contribution(part, loss))
+        self._sums.add(part.virtual, loss, part.records if self._terms.audit else None)
         self._sizes.add(len(part))
         world = self._world
         if world is None or self._missing(world):
             return False
         return self._exchange(world)
-
-    def _contribution(self, part: Part, loss: float | torch.Tensor) -> torch.Tensor:
-        size, weight = self._model.size, self._weight
-        vector = self._model.contribute(weight)
-        vector[size] = (loss.detach() if isinstance(loss, torch.Tensor) else loss) * weight
-        if self._terms.audit:
-            vector[size + 1 :] = 0.0
-            vector[size + 1 :][torch.as_tensor(part.records, device=vector.device)] = 1.0
-        return vector
-
-    def _begin_plain(self, sums: PlainSums) -> None:
-        """With the worker's last part its exchange begins."""
-        world = self._world
-        assert world is not None
-        last = len(self._missing(world)) == 1
-        sums.begin(self._weight / sums.virtual, world.group if last else None)
 
     def _advance(self) -> Part | None:
         """Do whatever comes before the next part; None when there is none."""
@@ -208,13 +185,15 @@ class Elastic:
                     if due:
                         self._evaluate(self._world)
                     elif missing := self._missing(self._world):
-                        return self._part(self._world, missing[0])
+                        return self._part(self._world, missing)
                     else:
                         self._exchange(self._world)
 
-    def _part(self, world: World, virtual: int) -> Part:
-        step = self._step(world)
-        part, self._weight = step.part(virtual), step.weight(virtual)
+    def _part(self, world: World, missing: list[int]) -> Part:
+        """The first of those that are missing; with the last of them the exchange may begin."""
+        step, virtual = self._step(world), missing[0]
+        part = step.part(virtual)
+        self._sums.begin(step.weight(virtual), world.group if len(missing) == 1 else None)
         self._control.doing("data")
         numbers = self._numbers(part.epoch, part.start, part.stop)
         seed = steps.part_seed(self._terms.seed, step.number, virtual)
@@ -230,11 +209,8 @@ class Elastic:
         for virtual in self._sums.missing(*world.run):
             if step.part(virtual).records:
                 found.append(virtual)
-            elif isinstance(self._sums, PlainSums):
-                self._sums.skip(virtual)
             else:
-                size = self._model.size + 1 + len(self._witness)
-                self._sums.add(virtual, torch.zeros(size, device=self._model.device))
+                self._sums.skip(virtual)
         return found
 
     # Worlds.
@@ -259,7 +235,7 @@ class Elastic:
             return
         self._drop_old()
         if self._sums.virtual != self._world.virtual:  # what was computed belongs to a step cut in another way
-            self._new_sums(self._world.virtual)
+            self._sums.forget(self._world.virtual)
         self._evaluations.entered(self._world, self.committed_steps)
         self._committed_at = time.monotonic()
         size, first, stop = self.world_size, *self._world.run
@@ -309,14 +285,8 @@ class Elastic:
 
     def _forget_step(self) -> None:
         """What was computed on another state is of no use."""
-        self._new_sums(self._sums.virtual)
+        self._sums.forget(self._sums.virtual)
         self._evaluations.forget()
-
-    def _new_sums(self, virtual: int) -> None:
-        if isinstance(self._sums, PlainSums):
-            self._sums.forget(virtual)
-        else:
-            self._sums = Sums(virtual)
 
     # A step's end.
 
@@ -324,7 +294,7 @@ class Elastic:
         self._control.doing("exchange")
         try:
             with self._control.interruptible(world.group.abort):
-                total, stop = world.total(self._sums, self._control.flag)
+                total, stop = self._sums.total(world.group, world.run, self._control.flag)
         except CalledOff as reason:
             log.info("Step %d is given up: %s", self.committed_steps, reason)
             self._leave()
@@ -342,11 +312,8 @@ class Elastic:
         step = self._step(world)
         self._control.doing("apply")
         size = self._model.size
-        means = total[: size + 1]
-        if step.parts > 1 and self._terms.deterministic:
-            means /= step.parts
-        if self._figures.take(step.number, means, means[size]):
-            self._apply(means[:size], step)
+        if self._figures.take(step.number, total[: size + 1], total[size]):
+            self._apply(total[:size], step)
         if self._terms.audit:
             self._witness += total[size + 1 :]
         self._forget_step()
@@ -409,8 +376,7 @@ class Elastic:
         """The last thing: what was begun is written, what was said gets out."""
         self._saver.finish()
         self._current = None
-        if isinstance(self._sums, PlainSums):
-            self._sums.close()
+        self._sums.close()
         world, self._world = self._world, None
         self._drop_old()
         if world is not None:

@@ -74,9 +74,9 @@ class PlainSums:
             self.forget(self.virtual)
         return [v for v in range(start, stop) if v not in self._done]
 
-    def begin(self, share: float, group: Group | None) -> None:
+    def begin(self, weight: float, group: Group | None) -> None:
         """A part is about to be computed; with a group where it is the worker's last of the step."""
-        self._share = share
+        self._share = weight / self.virtual
         if self._gradients is not None:
             self._gradients.begin()
         if group is not None:
@@ -98,7 +98,7 @@ class PlainSums:
         """A part without records gives nothing."""
         self._done.add(virtual)
 
-    def total(self, group: Group, flag: bool) -> tuple[torch.Tensor, bool]:
+    def total(self, group: Group, run: tuple[int, int], flag: bool) -> tuple[torch.Tensor, bool]:
         """The sum over all workers, and whether any worker's flag was set."""
         if self._sum is None:  # every part was there before this world was
             self._open(group)

@@ -11,13 +11,11 @@ from pathlib import Path
 import torch
 
 from elasticdl.api import state_files
-from elasticdl.api.overlap import PlainSums
 from elasticdl.collective import nccl
 from elasticdl.collective.control import SharedSession
-from elasticdl.collective.exchange import gather_bytes, tree_total
+from elasticdl.collective.exchange import gather_bytes
 from elasticdl.collective.group import Group
 from elasticdl.collective.store import RelayedStore
-from elasticdl.collective.sums import Sums
 from elasticdl.collective.transfer import receive_state, send_state
 from elasticdl.collective.tree import runs
 from elasticdl.wire import control_pb2 as pb
@@ -46,12 +44,6 @@ class World:
         """Those of some parts that are this member's; none where there are more members than parts."""
         busy = min(parts, len(self.members))
         return runs(parts, busy)[self.rank] if self.rank < busy else (parts, parts)
-
-    def total(self, sums: Sums | PlainSums, flag: bool) -> tuple[torch.Tensor, bool]:
-        """The sum over all virtual workers, and whether any member knows of a world to come."""
-        if isinstance(sums, PlainSums):
-            return sums.total(self.group, flag)
-        return tree_total(self.group, sums.nodes(*self.run), self.virtual, flag)
 
     def gather(self, mine: bytes) -> list[bytes]:
         """What every member has, by rank."""

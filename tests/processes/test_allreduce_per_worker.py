@@ -35,7 +35,7 @@ WORLD = re.compile(r"World (\d+): rank \d+ of (\d+), .* step (\d+)$", re.MULTILI
 States = dict[int, dict[str, torch.Tensor]]
 
 
-def described(model: str = "pebble", epochs: int = 6, **more: Any) -> Description:
+def described(model: str = "pebble", epochs: int = 4, **more: Any) -> Description:
     return Description(model, epochs=epochs, more={"batch_policy": "per_worker", **more})
 
 
@@ -86,7 +86,7 @@ def replayed(
 
 
 def start(
-    tmp: Path, name: str, description: Description, data: Path, *flags: str, part_seconds: float = 0.05,
+    tmp: Path, name: str, description: Description, data: Path, *flags: str, part_seconds: float = 0.1,
     checkpoint_seconds: float = 0.0, checkpoint_steps: int = 20,
 ) -> RunningJob:  # fmt: skip
     """How many steps there will be is not known: checkpoints are written on the way."""
@@ -148,8 +148,8 @@ def test_a_kill_and_more_workers_change_the_batch_and_every_record_is_trained_on
 @pytest.mark.long
 @pytest.mark.parametrize("rule", ["linear", "sqrt"])
 def test_a_keras_model_is_trained_by_as_many_as_there_are(rule: str, tmp_path: Path, data: Path) -> None:
-    description = described("pebble_keras", lr_scaling=rule)
-    job = start(tmp_path, "keras", description, data)
+    description = described("pebble_keras", epochs=8, lr_scaling=rule)
+    job = start(tmp_path, "keras", description, data, part_seconds=0.3)
     first = job.wait_until(lambda s: s.version >= 5)
     scale(job, 4)
     four = job.wait_until(lambda s: len(s.world) == 4)
@@ -165,8 +165,8 @@ def test_a_keras_model_is_trained_by_as_many_as_there_are(rule: str, tmp_path: P
 @pytest.mark.long
 def test_everybody_is_killed_and_the_master_too(tmp_path: Path, data: Path) -> None:
     """The checkpoint says where in the data it stands: the job goes on there, with other steps than before."""
-    description = described()
-    job = start(tmp_path, "all", description, data, checkpoint_seconds=2)
+    description = described(epochs=8)
+    job = start(tmp_path, "all", description, data, part_seconds=0.2, checkpoint_seconds=2)
     saved = job.wait_until(lambda s: s.checkpoint and s.version >= int(s.checkpoint.rsplit("-", 1)[1]) + 2)
     for name in saved.world:
         assert job.kill(name, KILL)
@@ -180,7 +180,7 @@ def test_everybody_is_killed_and_the_master_too(tmp_path: Path, data: Path) -> N
 
 @pytest.mark.long
 def test_sums_in_any_order_train_every_record_once_too(tmp_path: Path, data: Path) -> None:
-    description = described(deterministic=False)
+    description = described(epochs=8, deterministic=False)
     job = start(tmp_path, "any", description, data)
     first = job.wait_until(lambda s: s.version >= 5)
     assert job.kill(first.world[1], KILL)
@@ -194,7 +194,7 @@ def test_sums_in_any_order_train_every_record_once_too(tmp_path: Path, data: Pat
 
 @pytest.mark.long
 def test_a_checkpoint_is_continued_with_another_number_of_workers(tmp_path: Path, data: Path) -> None:
-    description = described(epochs=2)
+    description = described(epochs=2, min_workers=2)
     first = start(tmp_path, "two", description, data, "--max_step=30", part_seconds=0, checkpoint_steps=30)
     code, result = first.finish()
     assert code == 0, first.story()
@@ -202,7 +202,7 @@ def test_a_checkpoint_is_continued_with_another_number_of_workers(tmp_path: Path
     assert (int(status["version"]), int(status["records_done"])) == (30, 30 * 32)
     saved = tmp_path / "two-checkpoints" / "version-30"
 
-    more = Description(epochs=2, workers=3, more=description.more)
+    more = Description(epochs=2, workers=3, more={"batch_policy": "per_worker", "min_workers": 3})
     again = start(tmp_path, "three", more, data, f"--checkpoint_dir_for_init={saved}", part_seconds=0)
     code, result = again.finish()
     assert code == 0, again.story()

@@ -1,0 +1,65 @@
+"""What a worker has of one step where the order of additions is fixed (--deterministic=true).
+
+The contributions of its parts are added up along the one tree over all parts of the step, as far as the worker holds
+whole subtrees. What has been added up inside a subtree stays of use when the worker's share of the parts changes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from elasticdl.api.terms import Model
+from elasticdl.collective.exchange import tree_total
+from elasticdl.collective.group import Group
+from elasticdl.collective.sums import Sums
+
+
+class TreeSums:
+    """Vectors [gradients | moves of buffers | loss | more]; their sum over all parts, but for `more`, gives means."""
+
+    def __init__(self, model: Model, more: int) -> None:
+        self._model, self._more = model, more
+        model.room = 1 + more
+        self._weight = 1.0  # of the current part
+        self.forget(1)
+
+    @property
+    def virtual(self) -> int:
+        return self._sums.virtual
+
+    def forget(self, virtual: int) -> None:
+        """A new step, cut into so many parts."""
+        self._sums = Sums(virtual)
+
+    def missing(self, start: int, stop: int) -> list[int]:
+        """Which virtual workers of a run have yet to be computed."""
+        return self._sums.missing(start, stop)
+
+    def begin(self, weight: float, group: Group | None) -> None:
+        """A part is about to be computed."""
+        self._weight = weight
+
+    def add(self, virtual: int, loss: float | torch.Tensor, records: npt.NDArray[np.int64] | None) -> None:
+        """Keep what the part gave; `records` are those to be marked as trained, where that is counted."""
+        size, vector = self._model.size, self._model.contribute(self._weight)
+        vector[size] = (loss.detach() if isinstance(loss, torch.Tensor) else loss) * self._weight
+        if records is not None:
+            vector[size + 1 :] = 0.0
+            vector[size + 1 :][torch.as_tensor(records, device=vector.device)] = 1.0
+        self._sums.add(virtual, vector)
+
+    def skip(self, virtual: int) -> None:
+        """A part without records is zeros."""
+        self._sums.add(virtual, torch.zeros(self._model.size + 1 + self._more, device=self._model.device))
+
+    def total(self, group: Group, run: tuple[int, int], flag: bool) -> tuple[torch.Tensor, bool]:
+        """The sum over all parts, and whether any worker's flag was set."""
+        total, flagged = tree_total(group, self._sums.nodes(*run), self.virtual, flag)
+        if self.virtual > 1:
+            total[: self._model.size + 1] /= self.virtual
+        return total, flagged
+
+    def close(self) -> None:
+        """Nothing is left to be let go."""
