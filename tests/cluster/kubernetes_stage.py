@@ -19,6 +19,7 @@ from elasticdl.cluster import Cluster, Exit, ReplicaPhase, ReplicaRequest
 from elasticdl.cluster.kubernetes import credentials
 from elasticdl.cluster.kubernetes.api import KubernetesApi
 from elasticdl.cluster.kubernetes.cluster import LEAST_GRACE_SECONDS, KubernetesCluster
+from elasticdl.cluster.kubernetes.pods import escaped
 from elasticdl.cluster.kubernetes.reading import CONTAINER
 from elasticdl.job import names
 
@@ -80,7 +81,7 @@ def pod_of(request: ReplicaRequest, **spec: Any) -> dict[str, Any]:
         "name": CONTAINER,
         "image": IMAGE,
         "imagePullPolicy": PULL,
-        "command": list(request.command),
+        "command": [escaped(word) for word in request.command],
         "env": [{"name": key, "value": value} for key, value in request.env.items()],
         "resources": {"requests": {"cpu": "10m", "memory": "8Mi"}},
     }

@@ -64,7 +64,6 @@ class Ledger:
         status = _status(pod, phase)
         if deleted or phase is ReplicaPhase.GONE:
             if known is None:  # first seen at its end
-                status = replace(status, phase=ReplicaPhase.PENDING)
                 ran = pod.get("status", {}).get("phase") not in (None, "Pending")
             else:
                 status = known

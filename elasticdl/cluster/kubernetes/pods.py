@@ -1,0 +1,201 @@
+"""The pod of a replica, from the job's description: pure functions, and the overlays that users lay over them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.cluster.kubernetes.reading import CONTAINER, Pod
+from elasticdl.cluster.protocol import ReplicaRequest
+from elasticdl.errors import Problem, UsageError
+from elasticdl.job import names
+from elasticdl.job.resources import ResourceSpec
+from elasticdl.job.spec import JobSpec
+
+GRACE_SECONDS = 30  # for whoever is preempted, evicted or deleted without a word about it
+SECRET_ENV = (names.ENV_TOKEN, names.ENV_DATA_KEY, names.ENV_DATA_SECRET)
+LOW_PRIORITY = "low"
+
+
+@dataclass(frozen=True)
+class PodMaker:
+    """Makes the pods of one job."""
+
+    spec: JobSpec
+    owner: Mapping[str, str] | None = None  # {apiVersion, kind, name, uid} of the object that all of the job goes with
+    secret: str | None = None  # the Secret that holds `SECRET_ENV`; without it they stand in the pod as they are
+    service_account: str | None = None  # the master's; other pods get no token
+    run_as: int | None = None  # a user id: not root, and the image's files cannot be changed
+    overlay: Callable[[Pod], Pod] | None = None  # the user's last word: see overlay.py
+
+    def __call__(self, request: ReplicaRequest) -> Pod:
+        spec, role = self.spec, request.role
+        meta: dict[str, Any] = {
+            "name": request.name,
+            "namespace": spec.namespace,
+            "labels": names.labels(str(spec.job_name), role, request.index),
+        }
+        if self.owner is not None:
+            meta["ownerReferences"] = [dict(self.owner)]
+        volumes, mounts = _volumes(spec)
+        container: dict[str, Any] = {
+            "name": CONTAINER,
+            "image": image_of(spec, role),
+            "imagePullPolicy": spec.image_pull_policy,
+            "command": [escaped(word) for word in request.command],
+            "env": self._env(request),
+            "resources": resources_of(spec, request),
+            "volumeMounts": mounts,
+            "securityContext": {"allowPrivilegeEscalation": False},
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+        }
+        pod_spec: dict[str, Any] = {
+            "restartPolicy": _restart_policy(spec, role),
+            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            # The replica is not process 1 then, which would be deaf to signals that it does not handle.
+            "shareProcessNamespace": True,
+            "enableServiceLinks": False,
+            "automountServiceAccountToken": role == names.MASTER,
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [container],
+            "volumes": volumes,
+        }
+        if role == names.MASTER and self.service_account is not None:
+            pod_spec["serviceAccountName"] = self.service_account
+        priority = priority_of(spec, role, request.index)
+        if priority is not None:
+            pod_spec["priorityClassName"] = priority
+        if self.run_as is not None:
+            _without_root(pod_spec, container, self.run_as)
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod_spec}
+        if spec.cluster_spec_json is not None:
+            pod = merged(pod, json.loads(spec.cluster_spec_json))
+        return pod if self.overlay is None else self.overlay(pod)
+
+    def _env(self, request: ReplicaRequest) -> list[dict[str, Any]]:
+        env: list[dict[str, Any]] = []
+        for key, value in request.env.items():
+            if key in SECRET_ENV and self.secret is not None:
+                env.append({"name": key, "valueFrom": {"secretKeyRef": {"name": self.secret, "key": key}}})
+            else:
+                env.append({"name": key, "value": escaped(value)})
+        env.append({"name": names.ENV_POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
+        defaults = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        return [*env, *({"name": k, "value": v} for k, v in defaults.items() if k not in request.env)]
+
+
+def escaped(text: str) -> str:
+    """So that Kubernetes, which fills in `$(NAME)`, leaves it as it is."""
+    return text.replace("$", "$$")
+
+
+def image_of(spec: JobSpec, role: str) -> str:
+    """The image of a role; chief and evaluator run the workers' program."""
+    own = {names.PS: spec.ps_image, names.MASTER: None}.get(role, spec.worker_image)
+    image = own or spec.image_name
+    if image is None:
+        problem = Problem("--image_name", "", f"the {role} has no image", "Name one with --image_name.")
+        raise UsageError([problem])
+    return image
+
+
+def priority_of(spec: JobSpec, role: str, index: int) -> str | None:
+    """The PriorityClass of a replica. A share of the workers is spread evenly over their indices, newcomers too."""
+    if role != names.WORKER:
+        found: str | None = getattr(spec, f"{role}_pod_priority")
+        return found
+    asked = spec.worker_pod_priority
+    if asked is None or asked.share == 1.0:
+        return None if asked is None else asked.name
+    # Rounded, so that 0.1 ten times is one.
+    before, after = (math.floor(round(i * asked.share, 9)) for i in (index, index + 1))
+    return asked.name if after > before else LOW_PRIORITY
+
+
+def resources_of(spec: JobSpec, request: ReplicaRequest) -> dict[str, dict[str, str]]:
+    """Requests and limits; more memory than the job's description says goes to both in the same measure."""
+    role: Any = request.role
+    asked = spec.request(role)
+    limit = spec.limit(role) or asked
+    # Anything but cpu and memory is one number to Kubernetes: as much is requested as is allowed.
+    extended = {**dict(asked.extended), **dict(limit.extended)}
+    asked_memory, limit_memory = asked.memory, limit.memory
+    if request.memory_limit_bytes is not None and limit_memory is not None:
+        factor, limit_memory = request.memory_limit_bytes / limit_memory, request.memory_limit_bytes
+        if asked_memory is not None:
+            asked_memory = min(math.ceil(asked_memory * factor), limit_memory)
+    return {
+        "requests": _quantities(ResourceSpec(asked.cpu, asked_memory), extended),
+        "limits": _quantities(ResourceSpec(limit.cpu, limit_memory), extended),
+    }
+
+
+def merged(base: Any, over: Any) -> Any:
+    """`over` laid on `base`: objects by key, lists of named things by name, other lists one after the other.
+
+    None removes; anything else replaces.
+    """
+    if isinstance(base, dict) and isinstance(over, dict):
+        result = {key: value for key, value in base.items() if over.get(key, value) is not None}
+        for key, value in over.items():
+            if value is not None:
+                result[key] = merged(base[key], value) if key in base else copy.deepcopy(value)
+        return result
+    if isinstance(base, list) and isinstance(over, list):
+        named = {item["name"]: item for item in over if isinstance(item, dict) and "name" in item}
+        kept = [merged(item, named.pop(item["name"])) if _name(item) in named else item for item in base]
+        fresh = [item for item in over if _name(item) is None or _name(item) in named]
+        return [*kept, *copy.deepcopy(fresh)]
+    return copy.deepcopy(over)
+
+
+def _name(item: Any) -> str | None:
+    return item.get("name") if isinstance(item, dict) else None
+
+
+def _quantities(known: ResourceSpec, extended: Mapping[str, int]) -> dict[str, str]:
+    found = {} if known.cpu is None else {"cpu": f"{round(known.cpu * 1000)}m"}
+    if known.memory is not None:
+        found["memory"] = str(known.memory)
+    return {**found, **{name: str(amount) for name, amount in extended.items()}}
+
+
+def _restart_policy(spec: JobSpec, role: str) -> str:
+    """A failed master comes back by itself; a server only from its snapshot, when the master says so."""
+    if role == names.MASTER:
+        return "OnFailure"
+    return "Never" if role == names.PS else spec.restart_policy
+
+
+def _volumes(spec: JobSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Volumes and where they are mounted; two mounts of one source share a volume."""
+    volumes: dict[tuple[str, str], dict[str, Any]] = {}
+    mounts = []
+    for volume in spec.volume:
+        key = (volume.claim_name or "", f"{volume.host_path or ''}:{volume.type or ''}")
+        if key not in volumes:
+            source: dict[str, Any]
+            if volume.claim_name is not None:
+                source = {"persistentVolumeClaim": {"claimName": volume.claim_name}}
+            else:
+                source = {"hostPath": {"path": volume.host_path, "type": volume.type or ""}}
+            volumes[key] = {"name": f"volume-{len(volumes)}", **source}
+        mount = {"name": volumes[key]["name"], "mountPath": volume.mount_path}
+        mounts.append(mount | ({"subPath": volume.sub_path} if volume.sub_path else {}))
+    return list(volumes.values()), mounts
+
+
+def _without_root(pod_spec: dict[str, Any], container: dict[str, Any], user: int) -> None:
+    """As this user, with a root that cannot be written to; /tmp can."""
+    pod_spec["securityContext"] |= {"runAsUser": user, "runAsGroup": user, "runAsNonRoot": True, "fsGroup": user}
+    container["securityContext"] |= {"readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    taken = {mount["mountPath"] for mount in container["volumeMounts"]}
+    if "/tmp" not in taken:
+        pod_spec["volumes"].append({"name": "tmp", "emptyDir": {}})
+        container["volumeMounts"].append({"name": "tmp", "mountPath": "/tmp"})
+    if "HOME" not in {entry["name"] for entry in container["env"]}:
+        container["env"].append({"name": "HOME", "value": "/tmp"})

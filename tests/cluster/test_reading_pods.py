@@ -1,0 +1,147 @@
+"""What pods say of themselves, in words. Accounts that this cluster's version never gives are written out here."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from elasticdl.cluster import ReplicaPhase
+from elasticdl.cluster.kubernetes.reading import exit_of, note_of, phase_of
+
+
+def pod(phase: str, state: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """A pod with one container in this state; `meta` and `status` are laid over."""
+    statuses = [] if state is None else [{"name": "main", "image": "zoo:1", "state": state}]
+    limits = {"limits": {"memory": "64Mi"}}
+    return {
+        "metadata": {"name": "w-0", "uid": "1", "annotations": {}, **more.get("meta", {})},
+        "spec": {"restartPolicy": more.get("restart", "Never"), "containers": [{"name": "main", "resources": limits}]},
+        "status": {"phase": phase, "containerStatuses": statuses, **more.get("status", {})},
+    }
+
+
+def ended(code: int, reason: str = "Error", **more: Any) -> dict[str, Any]:
+    return pod("Failed", {"terminated": {"exitCode": code, "reason": reason}}, **more)
+
+
+DELETED = {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30}
+STOPPED = {**DELETED, "annotations": {"elasticdl-ending": "stopped"}}
+
+
+def test_a_container_that_ended_for_good_is_gone_before_its_pod_says_so() -> None:
+    terminated = {"terminated": {"exitCode": 0}}
+    assert phase_of(pod("Running", terminated)) is ReplicaPhase.GONE
+    assert phase_of(pod("Running", terminated, restart="Always")) is ReplicaPhase.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("account", "code", "number", "oom", "outside", "reason"),
+    [
+        (ended(0, "Completed"), 0, None, False, False, "exit code 0"),
+        (ended(1), 1, None, False, False, "exit code 1"),
+        (ended(139), None, signal.SIGSEGV, False, False, "killed by SIGSEGV"),
+        (ended(137), None, signal.SIGKILL, False, True, "killed by SIGKILL"),
+        (ended(255), 255, None, False, False, "exit code 255"),
+        (
+            ended(137, "OOMKilled"), None, signal.SIGKILL, True, False,
+            "out of memory: the kernel killed it at its limit of 64Mi",
+        ),
+        (ended(1, "OOMKilled"), 1, None, True, False, "out of memory: the kernel killed it at its limit of 64Mi"),
+        (ended(86), 86, None, True, False, "out of memory: it ended with exit code 86, which says so"),
+        (ended(143, meta=DELETED), None, signal.SIGTERM, False, True, "deleted (killed by SIGTERM)"),
+        (ended(0, meta=DELETED), 0, None, False, True, "deleted (exit code 0)"),
+        (ended(143, meta=STOPPED), None, signal.SIGTERM, False, True, "killed by SIGTERM"),
+        (
+            ended(137, meta=STOPPED), None, signal.SIGKILL, False, True,
+            "killed by SIGKILL: it did not end within 30 s of SIGTERM",
+        ),
+        (
+            ended(143, meta=DELETED, status={"conditions": [
+                {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "for b"}
+            ]}),
+            None, signal.SIGTERM, False, True, "preempted by the scheduler: for b (killed by SIGTERM)",
+        ),
+        (
+            ended(143, meta=DELETED, status={"conditions": [
+                {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drain"}
+            ]}),
+            None, signal.SIGTERM, False, True, "evicted: drain (killed by SIGTERM)",
+        ),
+        (
+            pod("Failed", status={"reason": "Evicted", "message": "The node was low on resource: memory."}),
+            None, None, False, True, "evicted: The node was low on resource: memory.",
+        ),
+        (
+            pod("Failed", status={"reason": "Evicted", "message": "Pod ephemeral local storage usage exceeds …"}),
+            None, None, False, False, "Evicted: Pod ephemeral local storage usage exceeds …",
+        ),
+        (
+            pod("Failed", status={"reason": "OutOfcpu", "message": "Node didn't have enough resource: cpu"}),
+            None, None, False, True,
+            "turned away by the node: OutOfcpu: Node didn't have enough resource: cpu",
+        ),
+        (
+            ended(127, "ContainerCannotRun"), None, None, False, False, "could not be started: ",
+        ),
+        (pod("Pending", meta=STOPPED), None, None, False, True, "stopped before it started"),
+        (pod("Pending", meta=DELETED), None, None, False, True, "deleted, before it started"),
+    ],
+)  # fmt: skip
+def test_each_end_is_told_apart_in_words(
+    account: dict[str, Any], code: int | None, number: int | None, oom: bool, outside: bool, reason: str
+) -> None:
+    exit = exit_of(account)
+    assert (exit.code, exit.signal, exit.oom, exit.from_outside, exit.reason) == (code, number, oom, outside, reason)
+
+
+def test_before_conditions_told_it_the_scheduler_left_an_event() -> None:
+    event = {"reason": "Preempted", "message": "Preempted by default/high-0 on node node-1"}
+    exit = exit_of(pod("Running", {"running": {}}, meta=DELETED), events=[event], ran=True)
+    assert exit.reason == "preempted by the scheduler: Preempted by default/high-0 on node node-1"
+    assert exit.from_outside
+
+
+def test_a_pod_forgotten_by_its_kubelet_says_that_nothing_is_known() -> None:
+    exit = exit_of(pod("Failed", {"waiting": {"reason": "ContainerCreating"}}, meta=STOPPED), ran=True)
+    assert (exit.code, exit.signal, exit.reason) == (None, None, "stopped: Kubernetes did not keep how it ended")
+    assert exit.from_outside
+
+
+def test_an_allocation_that_failed_is_read_from_the_log() -> None:
+    exit = exit_of(ended(1), ["Traceback", "MemoryError: no room"])
+    assert exit.oom
+    assert exit.last_lines == ("Traceback", "MemoryError: no room")
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return pod("Pending", {"waiting": {"reason": reason, "message": message}})
+
+
+@pytest.mark.parametrize(
+    ("account", "note"),
+    [
+        (waiting("ContainerCreating"), ""),
+        (
+            waiting("ImagePullBackOff", 'Back-off pulling image "zoo:1"'),
+            'its image cannot be fetched (zoo:1): ImagePullBackOff: Back-off pulling image "zoo:1"',
+        ),
+        (waiting("InvalidImageName"), "its image has no valid name (zoo:1): InvalidImageName"),
+        (
+            waiting("CreateContainerConfigError", 'secret "s" not found'),
+            'its container cannot be set up (zoo:1): CreateContainerConfigError: secret "s" not found',
+        ),
+        (
+            pod("Pending", status={"conditions": [
+                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes …"}
+            ]}),
+            "unschedulable: 0/1 nodes …",
+        ),
+        (pod("Running", {"running": {}}, meta=DELETED), "being deleted"),
+        (pod("Running", {"running": {}}), ""),
+        (ended(1), ""),
+    ],
+)  # fmt: skip
+def test_what_holds_a_pod_up_is_told_in_words(account: dict[str, Any], note: str) -> None:
+    assert note_of(account) == note
