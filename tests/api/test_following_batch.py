@@ -10,6 +10,7 @@ import torch
 
 import elasticdl.api as elasticdl
 from elasticdl.api.elastic import POSITION, Elastic
+from elasticdl.api.world import World
 from elasticdl.errors import JobFailed
 
 DATA = torch.arange(60.0).reshape(20, 3) / 30 - 1
@@ -108,3 +109,11 @@ def test_a_program_alone_says_that_its_checkpoint_is_damaged(tmp_path: Path) -> 
     again = loop(model, torch.optim.SGD(model.parameters(), lr=0.1), restore=tmp_path / "checkpoint")
     with pytest.raises(JobFailed, match=r"model\.safetensors"):
         train(again, model)
+
+
+def test_each_member_computes_one_part_and_more_members_than_parts_share_an_evaluation() -> None:
+    for size in (1, 2, 3, 5, 7, 12):
+        worlds = [World(None, tuple("abcdefghijkl"[:size]), rank, size, ()) for rank in range(size)]  # type: ignore[arg-type]
+        assert [world.run for world in worlds] == [(rank, rank + 1) for rank in range(size)]
+        covered = [part for world in worlds for part in range(*world.share(4))]
+        assert covered == [0, 1, 2, 3], "in the order of the ranks, whoever has none"
