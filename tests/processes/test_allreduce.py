@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -106,42 +104,6 @@ def test_a_death_at_the_worst_moment_changes_nothing(point: str, tmp_path: Path,
     )  # fmt: skip
     allreduce.check(job, PLAIN, alone)
     assert log.read_text().split() == [f"{point}@{worker}:{count}"], "the point was not passed"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", [1, 2])
-def test_ten_random_kills_joins_and_leaves_change_nothing(seed: int, tmp_path: Path, data: Path) -> None:
-    description = Description(epochs=8, workers=3, minibatch=8)
-    alone = allreduce.train_alone(description, data)
-    draw = random.Random(seed)
-    job = allreduce.start(tmp_path, "storm", description, data, "--max_workers=5", part_seconds=0.04)
-    status = job.wait_until(lambda s: s.version >= 3)
-    for _ in range(10):
-        event = draw.choice(["kill", "kill", "term", "scale", "two"])
-        members = sorted(status.world)
-        if event == "scale":
-            subprocess.run(
-                [sys.executable, "-m", "elasticdl", "scale", "storm", f"--workers={draw.randint(1, 5)}",
-                 f"--state_dir={tmp_path / 'state'}"], check=True, cwd=harness.ROOT,
-            )  # fmt: skip
-        for victim in draw.sample(members, min(len(members), 2 if event == "two" else int(event != "scale"))):
-            job.kill(victim, TERM if event == "term" else KILL)
-        before = status
-        pause = draw.choice([1, 5, 15])
-        status = job.wait_until(lambda s, v=before.version + pause: s.version >= v and len(s.world) > 0)
-    found = allreduce.check(job, description, alone)
-    assert int(found["generation"]) > 5
-
-
-@pytest.mark.long
-def test_a_keras_model_comes_out_the_same_too(tmp_path: Path, data: Path) -> None:
-    description = Description(model="pebble_keras")
-    alone = allreduce.train_alone(description, data)
-    job = allreduce.start(tmp_path, "keras", description, data, part_seconds=0.03)
-    first = job.wait_until(lambda s: s.version >= 5)
-    assert job.kill(first.world[0], KILL)
-    job.wait_until(lambda s: s.generation > first.generation and s.version > first.version)
-    allreduce.check(job, description, alone)
 
 
 @pytest.mark.long
