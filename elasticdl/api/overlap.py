@@ -7,6 +7,7 @@ again: when an exchange that has begun comes to nothing, the worker's parts of t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ import torch
 
 from elasticdl.collective.buckets import BucketSum, cut
 from elasticdl.collective.group import Group
-from elasticdl.errors import ElasticDLError
+from elasticdl.errors import CalledOff, ElasticDLError, GroupBroken
 from elasticdl.frameworks.replica_tensors import Values
 
 
@@ -80,7 +81,8 @@ class PlainSums:
         if self._gradients is not None:
             self._gradients.begin()
         if group is not None:
-            self._open(group)
+            with contextlib.suppress(CalledOff, GroupBroken):  # `total` will say so
+                self._open(group)
 
     def add(self, virtual: int, loss: float | torch.Tensor, records: npt.NDArray[np.int64] | None) -> None:
         """Keep what the part gave; `records` are those to be marked as trained, where that is counted."""

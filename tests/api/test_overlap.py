@@ -7,9 +7,13 @@ import torch
 
 import elasticdl.api as elasticdl
 from elasticdl.api.elastic import Elastic
+from elasticdl.api.overlap import PlainSums
+from elasticdl.api.torch_model import TorchModel
 from elasticdl.collective import buckets
 from elasticdl.collective.buckets import cut
-from elasticdl.errors import ElasticDLError
+from elasticdl.collective.group import Group
+from elasticdl.collective.store import RelayedStore
+from elasticdl.errors import CalledOff, ElasticDLError
 
 RECORDS = 50  # neither steps nor parts come out even
 features = torch.randn(RECORDS, 6, generator=torch.Generator().manual_seed(3))
@@ -95,6 +99,20 @@ def test_gradients_that_change_when_they_are_gone_are_an_error_and_not_a_wrong_s
                 model.first.weight.grad.mul_(0.5)
             elastic.step(loss)
     assert elastic.committed_steps == 1
+
+
+def test_a_world_that_is_called_off_before_the_last_part_is_left_when_its_sum_is_due() -> None:
+    model, optimizer = torch.nn.Linear(1, 1), torch.optim.SGD
+    sums = PlainSums(TorchModel(model, optimizer(model.parameters(), lr=0.1)), 0)
+    sums.forget(1)
+    group = Group(1, 0, ["a"], RelayedStore(1, lambda key, value: None, 1.0), "127.0.0.1", 1.0)
+    group.abort("somebody died")
+    sums.begin(1.0, group)
+    loss = model(torch.ones(1, 1)).mean()
+    loss.backward()
+    sums.add(0, loss, None)
+    with pytest.raises(CalledOff, match="somebody died"):
+        sums.total(group, (0, 1), False)
 
 
 def test_buckets_go_from_the_last_tensor_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
