@@ -6,6 +6,8 @@ in the model and not what the counters say that decide about it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from elasticdl.errors import ModelError
@@ -13,17 +15,23 @@ from elasticdl.errors import ModelError
 NAMED = 5  # how many wrong records the message lists
 
 
-def verdict(witness: torch.Tensor, expected: int) -> str:
-    """A sentence when so many records are trained, each as often as any other; ModelError when not."""
+def verdict(witness: torch.Tensor, expected: int, set_aside: Sequence[int] = ()) -> str:
+    """A sentence when so many records are trained, each as often as any other; ModelError when not.
+
+    Those set aside count as `expected`, and may be trained less often.
+    """
     times = witness.cpu().round().to(torch.int64)
     total = int(times.sum())
     whole, rest = divmod(expected, len(times))
     most = whole + (1 if rest else 0)
-    off = torch.nonzero((times < whole) | (times > most)).reshape(-1).tolist()
-    if off or total != expected:
+    least = torch.full_like(times, whole)
+    least[list(set_aside)] = 0
+    off = torch.nonzero((times < least) | (times > most)).reshape(-1).tolist()
+    if off or (not set_aside and total != expected):
         named = ", ".join(f"record {i} {int(times[i])} times" for i in off[:NAMED])
         raise ModelError("audit", f"{total} of {expected} records were trained; wrong are: {named or 'none'}")
     often = f"{most} time{'s' if most != 1 else ''}"
+    aside = f", {len(set_aside)} set aside" if set_aside else ""
     if rest:
-        return f"{total} records trained, none more than {often}"
-    return f"{len(times)} records, each trained exactly {often}"
+        return f"{total} records trained, none more than {often}{aside}"
+    return f"{int((times > 0).sum())} records, each trained exactly {often}{aside}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from elasticdl.api.world import Formation, World
 from elasticdl.collective.control import SharedSession
 from elasticdl.collective.session import Todo
 from elasticdl.core import steps
+from elasticdl.core.plan import BadRecord
 from elasticdl.errors import CalledOff, DataError, ElasticDLError, GroupBroken, JobFailed, ModelError
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ class Elastic:
         self._trained = 0  # records, where the number of steps does not say it
         self._current: Part | None = None
         self._sizes: set[int] = set()  # of the parts computed so far
+        self._bad_records: set[int] = set()  # that this worker has met
         self._evaluations = Evaluations(control, self._hooks, terms.plan.virtual, terms.evaluation_steps)
         self._saver = Saver(control.saved)
         self._committed_at = time.monotonic()
@@ -147,12 +150,40 @@ class Elastic:
         """
         self._control.doing("compute" if len(part) in self._sizes else "compile")
 
-    def step(self, loss: float | torch.Tensor) -> bool:
-        """Keep what the part gave. With the last part of this worker: reduce and commit; whether that happened."""
+    def leave_out(self, bad: Mapping[int, str]) -> Part:
+        """Records of the present part that cannot be trained, with what is wrong: before it is computed. What is left.
+
+        A record that is left out counts as one that moves nothing: what the others weigh in the step's mean does not
+        depend on it. The master sets it aside, or ends the job (--max_bad_records).
+        """
+        part = self._current
+        assert part is not None
+        for number, error in bad.items():
+            if number in self._bad_records:
+                continue  # in another epoch
+            name = self._hooks.name_of(number)
+            self._bad_records.add(number)
+            log.warning("%s cannot be trained and is left out of step %d: %s", name, part.step, error)
+            self._control.set_aside(number, name, error)
+            if len(self._bad_records) > self._terms.max_bad_records:  # known here already: nothing of it is committed
+                raise JobFailed(BadRecord(number, name, error).one_too_many(self._terms.max_bad_records))
+        keep = ~np.isin(part.records, list(bad))
+        self._sums.lessen(int(keep.sum()) / len(part))
+        self._current = replace(part, records=part.records[keep])
+        return self._current
+
+    def step(self, loss: float | torch.Tensor | None) -> bool:
+        """Keep what the part gave. With the last part of this worker: reduce and commit; whether that happened.
+
+        Without a loss: nothing of the part could be trained.
+        """
         if self._current is None:
             raise ElasticDLError("elastic.step(loss) takes one part of elastic.parts(), and there is none")
         part, self._current = self._current, None
-        self._sums.add(part.virtual, loss, part.records if self._terms.audit else None)
+        if loss is None:
+            self._sums.skip(part.virtual)
+        else:
+            self._sums.add(part.virtual, loss, part.records if self._terms.audit else None)
         self._sizes.add(len(part))
         world = self._world
         if world is None or self._missing(world):
@@ -365,7 +396,7 @@ class Elastic:
             if asked.directory and self._hooks.export is not None:
                 self._hooks.export(Path(asked.directory))
             if asked.audit and self._terms.audit:
-                found = audit.verdict(self._witness, self.records_trained)
+                found = audit.verdict(self._witness, self.records_trained, asked.bad_records)
         except OSError as trouble:
             error = f"{trouble.filename or asked.directory}: {trouble.strerror or trouble}"
         except ElasticDLError as trouble:

@@ -164,6 +164,7 @@ def terms_of(spec: JobSpec, plan: StepPlan) -> Terms:
         spec.evaluation_steps,
         spec.audit,
         spec.nonfinite_gradients == "skip",
+        spec.max_bad_records,
         os.environ.get(names.ENV_POD_IP, LOCAL_HOST),
         spec.master_grace_seconds,
     )

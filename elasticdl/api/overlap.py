@@ -84,6 +84,10 @@ class PlainSums:
             with contextlib.suppress(CalledOff, GroupBroken):  # `total` will say so
                 self._open(group)
 
+    def lessen(self, factor: float) -> None:
+        """The part that is about to be computed counts less than was said."""
+        self._share *= factor
+
     def add(self, virtual: int, loss: float | torch.Tensor, records: npt.NDArray[np.int64] | None) -> None:
         """Keep what the part gave; `records` are those to be marked as trained, where that is counted."""
         moves = self._model.contribute(self._share)

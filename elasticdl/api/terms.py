@@ -76,6 +76,7 @@ class Terms:
     evaluation_steps: int = 0  # 0: at the end only
     audit: bool = False
     skip_nonfinite: bool = False
+    max_bad_records: int = 0
     host: str = "127.0.0.1"
     timeout_seconds: float = 60.0
 
@@ -88,3 +89,4 @@ class Hooks:
     export: Callable[[Path], None] | None = None
     evaluation: Evaluation | None = None
     evaluated: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
+    name_of: Callable[[int], str] = lambda number: f"record {number}"  # as a person finds it

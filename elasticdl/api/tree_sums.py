@@ -41,6 +41,10 @@ class TreeSums:
         """A part is about to be computed."""
         self._weight = weight
 
+    def lessen(self, factor: float) -> None:
+        """The part that is about to be computed counts less than was said."""
+        self._weight *= factor
+
     def add(self, virtual: int, loss: float | torch.Tensor, records: npt.NDArray[np.int64] | None) -> None:
         """Keep what the part gave; `records` are those to be marked as trained, where that is counted."""
         size, vector = self._model.size, self._model.contribute(self._weight)

@@ -155,6 +155,9 @@ class SharedSession:
     def exported(self, directory: str, error: str = "", audit: str = "") -> None:
         self._tell(lambda s: s.export_done(directory, error, audit))
 
+    def set_aside(self, record: int, name: str, error: str) -> None:
+        self._tell(lambda s: s.set_aside(record, name, error))
+
     def unfit(self, error: str) -> None:
         self._tell(lambda s: s.unfit(error))
 

@@ -29,6 +29,7 @@ class StateManifest(TypedDict):
     evaluations: list[tuple[int, str]]
     batch_policy: NotRequired[Literal["fixed", "per_worker"]]  # absent: fixed
     records: NotRequired[int]  # trained by those steps, in all epochs together
+    bad_records: NotRequired[list[tuple[int, str, str]]]  # left out of them: number, name, what is wrong
 
 
 _MANIFEST = TypeAdapter(StateManifest)

@@ -61,6 +61,7 @@ class WorldSession:
     evaluations: deque[pb.Evaluated] = field(default_factory=lambda: deque(maxlen=REMEMBERED_EVALUATIONS))
     wrote: dict[int, pb.Wrote] = field(default_factory=dict)  # without an answer yet
     exported: pb.Exported | None = None
+    bad_records: dict[int, pb.SetAside] = field(default_factory=dict)  # that this worker left out
     phase: str = "wait"
     phase_since: float = 0.0
     loss: float | None = None
@@ -85,6 +86,7 @@ class WorldSession:
             fingerprint=self.fingerprint,
             evaluations=self.evaluations,
             wrote=self.wrote.values(),
+            set_aside=self.bad_records.values(),
         )
         if self.exported is not None:
             hello.exported.CopyFrom(self.exported)
@@ -328,6 +330,13 @@ class WorldSession:
         """SIGTERM came: go at the end of the step, when the master has seen to it that the others can go on."""
         self.leaving = True
         return [pb.FromReplica(leaving=pb.Leaving())]
+
+    def set_aside(self, record: int, name: str, error: str) -> list[pb.FromReplica]:
+        """A record was left out; said once, and again with each Hello."""
+        if record in self.bad_records:
+            return []
+        self.bad_records[record] = pb.SetAside(record=record, name=name, error=error)
+        return [pb.FromReplica(set_aside=self.bad_records[record])]
 
     def unfit(self, error: str) -> list[pb.FromReplica]:
         """The user's model or data is wrong: no other worker would do better."""

@@ -28,6 +28,7 @@ from elasticdl.core.events import (
     MasterStarted,
     ModelEvaluated,
     ModelExported,
+    RecordLeftOut,
     ReplicaDropped,
     ReplicaGone,
     ReplicaJoined,
@@ -46,7 +47,7 @@ from elasticdl.core.events import (
 )
 from elasticdl.core.job_state import FAILED, STOPPED, SUCCEEDED, Progress, Recovery
 from elasticdl.core.membership import Membership, Phase
-from elasticdl.core.plan import Position
+from elasticdl.core.plan import BadRecord, Position
 from elasticdl.core.replicas import FINISHED, PREEMPTED, Budget, Replicas, State
 from elasticdl.core.steps import StepPlan
 
@@ -73,6 +74,7 @@ class AllreduceTerms:
     budget: Budget = field(default_factory=Budget)
     schedule: Schedule = field(default_factory=Schedule)
     mode: str = ""
+    max_bad_records: int = 0
 
 
 @dataclass
@@ -113,6 +115,7 @@ class AllreduceJob:
     reason: str = ""
     recoveries: list[Recovery] = field(default_factory=list)
     changes: Changes = field(default_factory=Changes)
+    bad_records: list[BadRecord] = field(default_factory=list)  # left out of their steps, whoever computed those
     repeated: int = 0  # steps trained again because everybody was lost
     now: float = 0.0  # of the last event
 
@@ -249,6 +252,8 @@ class AllreduceJob:
                     return []
                 asked: list[Command] = [Announce(f"{worker} is hung: {reason}"), AskForStack(worker, reason)]
                 return asked + self._put_down(worker, f"hung: {reason}", now, STACK_SECONDS)
+            case RecordLeftOut(_, record, name, error):
+                return self._left_out(BadRecord(record, name, error))
             case WorkerUnfit(worker, error):
                 return [FinishJob(FAILED, f"{worker}: {error}")]
             case StopRequested(reason):
@@ -376,6 +381,14 @@ class AllreduceJob:
         self.evaluations.append((version, metrics))
         self.evaluations.sort()
         return [ReportMetrics(version, metrics)]
+
+    def _left_out(self, bad: BadRecord) -> list[Command]:
+        if any(b.record == bad.record for b in self.bad_records):
+            return []
+        self.bad_records.append(bad)
+        if len(self.bad_records) > self.terms.max_bad_records:
+            return [FinishJob(FAILED, bad.one_too_many(self.terms.max_bad_records))]
+        return [Announce(f"{bad.name} cannot be trained and is set aside ({len(self.bad_records)} so far)")]
 
     # Saving.
 

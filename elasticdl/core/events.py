@@ -265,6 +265,16 @@ class ModelExported(Event):
 
 
 @dataclass(frozen=True)
+class RecordLeftOut(Event):
+    """A worker left a record out of its part, since it cannot be read or fed; whoever meets it says so."""
+
+    worker: str
+    record: int
+    name: str
+    error: str
+
+
+@dataclass(frozen=True)
 class WorkerHung(Event):
     """A worker stands still while others wait for it."""
 

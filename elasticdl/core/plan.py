@@ -182,8 +182,13 @@ class Position:
 
 @dataclass
 class BadRecord:
-    """A record that was set aside because it crashes workers."""
+    """A record that was set aside because it cannot be trained."""
 
     record: int
     name: str
     error: str = field(default="")
+
+    def one_too_many(self, most: int) -> str:
+        """Why it ends the job."""
+        what = f"{self.name} cannot be trained, and --max_bad_records={most} allows no more to be set aside"
+        return f"{what}:\n{self.error}"

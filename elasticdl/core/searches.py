@@ -119,14 +119,9 @@ class SearchedShards:
         search = self._give_up(shard_id)
         if any(b.record == record for b in self.bad_records):
             return
-        self.bad_records.append(BadRecord(record, name, search.error))
+        bad = BadRecord(record, name, search.error)
+        self.bad_records.append(bad)
         if len(self.bad_records) > self.max_bad_records:
-            out.append(
-                FinishJob(
-                    "failed",
-                    f"{name} cannot be trained, and --max_bad_records={self.max_bad_records} "
-                    f"allows no more to be set aside:\n{search.error}",
-                )
-            )
+            out.append(FinishJob("failed", bad.one_too_many(self.max_bad_records)))
             return
         out.append(Announce(f"{name} cannot be trained and is set aside ({len(self.bad_records)} so far)"))

@@ -92,7 +92,9 @@ class Actions:
         }
         return self._rename(command, dict(manifest))
 
-    def publish_state(self, command: PublishCheckpoint, evaluations: list[tuple[int, str]]) -> str:
+    def publish_state(
+        self, command: PublishCheckpoint, evaluations: list[tuple[int, str]], bad_records: list[BadRecord]
+    ) -> str:
         """The same of an all-reduce job, whose state one worker wrote."""
         spec, ((_, part),) = self.spec, command.files
         manifest: StateManifest = {
@@ -112,6 +114,7 @@ class Actions:
             "evaluations": [e for e in evaluations if e[0] <= command.position.version],
             "batch_policy": spec.batch_policy,
             "records": command.position.records,
+            "bad_records": [(b.record, b.name, b.error) for b in bad_records],
         }
         return self._rename(command, dict(manifest))
 

@@ -71,6 +71,9 @@ def event_of(replica: str, message: pb.FromReplica) -> e.Event:
         case "formed":
             m = message.formed
             return e.WorldFormed(replica, m.generation, m.build_seconds, m.copy_seconds, m.copied_bytes)
+        case "set_aside":
+            s = message.set_aside
+            return e.RecordLeftOut(replica, s.record, s.name, s.error)
         case "evaluated":
             return e.ModelEvaluated(replica, message.evaluated.version, message.evaluated.metrics)
         case "exported":
@@ -83,6 +86,7 @@ def said_again(replica: str, hello: pb.Hello) -> list[e.Event]:
     """What a worker says again with its Hello, since the stream before may not have carried it."""
     again = [pb.FromReplica(evaluated=x) for x in hello.evaluations]
     again += [pb.FromReplica(wrote=x) for x in hello.wrote]
+    again += [pb.FromReplica(set_aside=x) for x in hello.set_aside]
     if hello.HasField("exported"):
         again.append(pb.FromReplica(exported=hello.exported))
     return [event_of(replica, message) for message in again]

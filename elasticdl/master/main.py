@@ -61,6 +61,7 @@ def allreduce_terms_of(spec: JobSpec, training_records: int, validation_records:
         str(spec.job_name), spec.num_workers, StepPlan.of(spec, training_records), spec.min_workers or 1,
         spec.max_workers or 0, spec.num_standby, spec.deterministic, spec.master_grace_seconds, validation_records,
         spec.evaluation_steps, bool(spec.output), spec.audit, _budget(spec), _schedule(spec), mode(spec),
+        spec.max_bad_records,
     )  # fmt: skip
 
 

@@ -63,4 +63,5 @@ def state_restored(job: AllreduceJob, directory: Path, spec: JobSpec, training: 
     job.checkpoints.known = [Checkpoint(str(directory), position, lasting=True)]
     job.membership.checkpoint = (str(directory), step)
     job.evaluations = [(version, metrics) for version, metrics in manifest["evaluations"]]
+    job.bad_records = [BadRecord(*b) for b in manifest.get("bad_records", [])]
     return job

@@ -47,7 +47,9 @@ class WorldBrain:
             case c.AskForStack(worker, reason):
                 return [Send(worker, pb.ToReplica(hung=pb.Hung(reason=reason)))]
             case c.ExportModel(worker):
-                export = pb.Export(directory=self.output if self.job.terms.export else "", audit=self.job.terms.audit)
+                directory = self.output if self.job.terms.export else ""
+                bad = [b.record for b in self.job.bad_records]
+                export = pb.Export(directory=directory, audit=self.job.terms.audit, bad_records=bad)
                 return [Send(worker, pb.ToReplica(export=export))]
             case _:
                 return [command]

@@ -44,6 +44,7 @@ def world_status(job: AllreduceJob, chronicle: Chronicle, now: float, master_sta
         records_per_second=chronicle.records_per_second(),
         losses=job.replicas.losses,
         recovery_seconds=[r.seconds for r in job.recoveries if r.seconds is not None],
+        bad_records=[b.name for b in job.bad_records],
         started_at=chronicle.started_at,
         now=now,
         output=job.exported,

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromReplica(_message.Message):
-    __slots__ = ("hello", "progress", "completed", "failed", "returned", "leaving", "held", "frozen", "unfit", "wrote", "restored", "confirmed", "broken", "pulse", "stored", "evaluated", "exported", "formed", "stack")
+    __slots__ = ("hello", "progress", "completed", "failed", "returned", "leaving", "held", "frozen", "unfit", "wrote", "restored", "confirmed", "broken", "pulse", "stored", "evaluated", "exported", "formed", "stack", "set_aside")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class FromReplica(_message.Message):
     EXPORTED_FIELD_NUMBER: _ClassVar[int]
     FORMED_FIELD_NUMBER: _ClassVar[int]
     STACK_FIELD_NUMBER: _ClassVar[int]
+    SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     progress: Progress
     completed: Completed
@@ -45,10 +46,11 @@ class FromReplica(_message.Message):
     exported: Exported
     formed: Formed
     stack: Stack
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ..., unfit: _Optional[_Union[Unfit, _Mapping]] = ..., wrote: _Optional[_Union[Wrote, _Mapping]] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., stack: _Optional[_Union[Stack, _Mapping]] = ...) -> None: ...
+    set_aside: SetAside
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ..., unfit: _Optional[_Union[Unfit, _Mapping]] = ..., wrote: _Optional[_Union[Wrote, _Mapping]] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., stack: _Optional[_Union[Stack, _Mapping]] = ..., set_aside: _Optional[_Union[SetAside, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "replica", "incarnation", "address", "capacity", "holdings", "timeline", "generation", "state", "fingerprint", "evaluations", "wrote", "exported")
+    __slots__ = ("protocol", "replica", "incarnation", "address", "capacity", "holdings", "timeline", "generation", "state", "fingerprint", "evaluations", "wrote", "exported", "set_aside")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +64,7 @@ class Hello(_message.Message):
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     WROTE_FIELD_NUMBER: _ClassVar[int]
     EXPORTED_FIELD_NUMBER: _ClassVar[int]
+    SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     replica: str
     incarnation: str
@@ -75,7 +78,8 @@ class Hello(_message.Message):
     evaluations: _containers.RepeatedCompositeFieldContainer[Evaluated]
     wrote: _containers.RepeatedCompositeFieldContainer[Wrote]
     exported: Exported
-    def __init__(self, protocol: _Optional[int] = ..., replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., capacity: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., timeline: _Optional[int] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., fingerprint: _Optional[str] = ..., evaluations: _Optional[_Iterable[_Union[Evaluated, _Mapping]]] = ..., wrote: _Optional[_Iterable[_Union[Wrote, _Mapping]]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ...) -> None: ...
+    set_aside: _containers.RepeatedCompositeFieldContainer[SetAside]
+    def __init__(self, protocol: _Optional[int] = ..., replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., capacity: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., timeline: _Optional[int] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., fingerprint: _Optional[str] = ..., evaluations: _Optional[_Iterable[_Union[Evaluated, _Mapping]]] = ..., wrote: _Optional[_Iterable[_Union[Wrote, _Mapping]]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., set_aside: _Optional[_Iterable[_Union[SetAside, _Mapping]]] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("shard", "attempt", "next_batch", "completed", "result", "skipped")
@@ -288,6 +292,16 @@ class Formed(_message.Message):
     copy_seconds: float
     copied_bytes: int
     def __init__(self, generation: _Optional[int] = ..., build_seconds: _Optional[float] = ..., copy_seconds: _Optional[float] = ..., copied_bytes: _Optional[int] = ...) -> None: ...
+
+class SetAside(_message.Message):
+    __slots__ = ("record", "name", "error")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    record: int
+    name: str
+    error: str
+    def __init__(self, record: _Optional[int] = ..., name: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Stack(_message.Message):
     __slots__ = ("text",)
@@ -551,12 +565,14 @@ class Save(_message.Message):
     def __init__(self, cut: _Optional[int] = ..., directory: _Optional[str] = ..., at: _Optional[int] = ...) -> None: ...
 
 class Export(_message.Message):
-    __slots__ = ("directory", "audit")
+    __slots__ = ("directory", "audit", "bad_records")
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
+    BAD_RECORDS_FIELD_NUMBER: _ClassVar[int]
     directory: str
     audit: bool
-    def __init__(self, directory: _Optional[str] = ..., audit: bool = ...) -> None: ...
+    bad_records: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, directory: _Optional[str] = ..., audit: bool = ..., bad_records: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Hung(_message.Message):
     __slots__ = ("reason",)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from elasticdl.data.dataset import Dataset
+from elasticdl.data.order import EpochOrder
 from elasticdl.data.ranges import RangeReader, epoch_order
 from elasticdl.data.reader import Reader
 from elasticdl.job.spec import JobSpec
@@ -26,6 +27,7 @@ class Minibatch:
     features: Any
     labels: Any
     numbers: npt.NDArray[np.int64]  # which records of the data set it is made of
+    bad: Mapping[int, str] = field(default_factory=dict)  # those that were to be in it, with what is wrong with each
 
     @property
     def records(self) -> int:
@@ -44,16 +46,31 @@ class Source:
         self, epoch: int, start: int, stop: int, bad_records: tuple[int, ...] = ()
     ) -> tuple[list[Any], npt.NDArray[np.int64]]:
         """Records at these positions of the epoch and their numbers, less those set aside."""
-        shuffle = self.spec.shuffle and self.mode == "training"
-        if self._ranges is None or epoch != self._epoch:
-            size = self.spec.shard_records
-            self._order = epoch_order(self.dataset, epoch, seed=self.spec.seed, shard_records=size, shuffle=shuffle)
-            self._ranges, self._epoch = RangeReader(self.reader, self.dataset, self._order, size), epoch
-        records, numbers = self._ranges.read(start, stop), self._order.records(start, stop)
+        order = self._ordered(epoch)
+        assert self._ranges is not None
+        records, numbers = self._ranges.read(start, stop), order.records(start, stop)
         if bad_records:
             keep = ~np.isin(numbers, bad_records)
             records, numbers = [r for r, k in zip(records, keep.tolist(), strict=True) if k], numbers[keep]
         return records, numbers
+
+    def number(self, epoch: int, position: int) -> int:
+        """Which record stands at a position of an epoch."""
+        return int(self._ordered(epoch).records(position, position + 1)[0])
+
+    def name_of(self, number: int) -> str:
+        """This record as a person finds it."""
+        file, first = 0, 0
+        while number - first >= self.dataset.files[file].records:
+            file, first = file + 1, first + self.dataset.files[file].records
+        return f"record {number - first} of {self.dataset.files[file].name}"
+
+    def _ordered(self, epoch: int) -> EpochOrder:
+        if self._ranges is None or epoch != self._epoch:
+            size, shuffle = self.spec.shard_records, self.spec.shuffle and self.mode == "training"
+            self._order = epoch_order(self.dataset, epoch, seed=self.spec.seed, shard_records=size, shuffle=shuffle)
+            self._ranges, self._epoch = RangeReader(self.reader, self.dataset, self._order, size), epoch
+        return self._order
 
     def named(self, numbers: npt.NDArray[np.int64]) -> str:
         """These records as a person finds them: their numbers in each file."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from elasticdl.core.steps import Part, part_seed
+from elasticdl.errors import DataError, ModelError
 from elasticdl.frameworks.determinism import set_random_state
 from elasticdl.worker.batches import Feed, Minibatch, Source
+from elasticdl.worker.careful import Sieve
 
 AHEAD = 4
 TRIED = 2  # how often a feed is watched in the training thread before it may run in another
@@ -32,7 +35,7 @@ class PartsAhead:
         self._watched, self.draws = 0, False
 
     def take(self, part: Part, then: Sequence[Part]) -> Minibatch:
-        """The records of this part; those of `then` are started meanwhile."""
+        """The records of this part, less those that cannot be read or fed; those of `then` are started meanwhile."""
         current = self._start(part)
         wanted = {part, *then}
         for following in then:
@@ -41,9 +44,34 @@ class PartsAhead:
             self._coming.pop(stale).cancel()
         try:
             minibatch, records, numbers = current.result()
+            return minibatch or self._feed_here(part, records, numbers)
+        except (ModelError, DataError) as error:
+            failed = error
         finally:
             self._coming.pop(part, None)
-        return minibatch or self._feed_here(part, records, numbers)
+        found = self._sifted(part)
+        if not found.bad:
+            raise failed  # together they fail, and none alone
+        if not found.records:
+            return Minibatch(None, None, np.empty(0, np.int64), found.bad)
+        return replace(self._feed_here(part, found.records, np.array(found.numbers)), bad=found.bad)
+
+    def _sifted(self, part: Part) -> Sieve:
+        """Read in the thread that reads, fed in the one that calls."""
+
+        def read(start: int, stop: int) -> tuple[list[Any], Any]:
+            return self._pool.submit(self._source.read, part.epoch, start, stop).result()
+
+        def number(position: int) -> int:
+            return self._pool.submit(self._source.number, part.epoch, position).result()
+
+        def feed(records: list[Any]) -> None:
+            set_random_state(part_seed(self._seed, part.step, part.virtual))
+            self._feed(records, self._source.mode, self._source.reader.metadata)
+
+        found = Sieve(read, feed, number)
+        found.sift(part.start, part.stop)
+        return found
 
     def _start(self, part: Part) -> Future[tuple[Minibatch | None, Any, Any]]:
         if part not in self._coming:

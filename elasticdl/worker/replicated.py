@@ -26,6 +26,7 @@ from elasticdl.frameworks.trainable import Arrays
 from elasticdl.job.loglines import loss_line
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.batches import Source, load
+from elasticdl.worker.careful import Sieve
 from elasticdl.worker.parts import AHEAD, PartsAhead
 from elasticdl.worker.phases import time_line
 
@@ -101,7 +102,14 @@ def work(spec: JobSpec, name: str, code: ModelFile, sources: Mapping[str, Source
     def sample() -> Arrays:
         """Features of the first records, for models that learn their shapes from data."""
         count = min(spec.minibatch_size, training.dataset.records)
-        return load(training, 0, 0, count, (), code.feed).features
+        metadata = training.reader.metadata
+        good = Sieve(
+            lambda start, stop: training.read(0, start, stop),
+            lambda records: code.feed(records, training.mode, metadata),
+            lambda position: training.number(0, position),
+        )
+        good.sift(0, count)
+        return code.feed(good.records, training.mode, metadata)[0]
 
     replica = load_replica(code, spec.seed, sample, deterministic=spec.deterministic)
     for note in replica.notes:
@@ -128,7 +136,7 @@ def work(spec: JobSpec, name: str, code: ModelFile, sources: Mapping[str, Source
     control = connect(spec, name, replica.device)
     log.info("Ready: %d values that are trained, on %s", replica.gradient_size, replica.device)
     model = ReplicaModel(replica)
-    hooks = Hooks(committed, export, evaluation)
+    hooks = Hooks(committed, export, evaluation, name_of=training.name_of)
     elastic = Elastic(model, terms_of(spec, plan), control, numbering(spec, training.dataset), hooks)
     ahead = PartsAhead(training, code.feed, spec.seed)
     try:
@@ -158,10 +166,16 @@ def _warm_up(replica: Replica, code: ModelFile, training: Source, plan: StepPlan
         replica.part(batch.features, batch.labels, steps.part_seed(seed, 0, part.virtual))
 
 
-def _compute(model: ReplicaModel, part: Part, ahead: PartsAhead, elastic: Elastic, control: SharedSession) -> float:
+def _compute(
+    model: ReplicaModel, part: Part, ahead: PartsAhead, elastic: Elastic, control: SharedSession
+) -> float | None:
     control.doing("data")
     this, *then = elastic.coming(AHEAD + 1)
     assert (this.step, this.virtual) == (part.step, part.virtual)
     minibatch = ahead.take(this, then)
+    if minibatch.bad:
+        part = elastic.leave_out(minibatch.bad)
+    if not minibatch.records:
+        return None
     elastic.computing(part)
     return model.compute(minibatch.features, minibatch.labels, part.seed)

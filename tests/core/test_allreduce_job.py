@@ -549,3 +549,25 @@ def test_who_died_while_the_master_was_away_is_missed_at_once() -> None:
     out = play.hear(e.MasterStarted(((W[0], f"uid-{W[0]}"),)))
     assert of(c.LaunchReplica, out)
     assert of(c.ProposeWorld, out)[-1].members == (W[0],)
+
+
+# Records that cannot be trained.
+
+
+def test_a_record_that_is_left_out_is_told_once_whoever_meets_it() -> None:
+    play = Play(max_bad_records=2)
+    play.trains(W[0], W[1])
+    out = play.hear(e.RecordLeftOut(W[0], 17, "record 17 of f", "torn"))
+    assert play.told(out) == ["record 17 of f cannot be trained and is set aside (1 so far)"]
+    assert play.hear(e.RecordLeftOut(W[1], 17, "record 17 of f", "torn")) == []
+    assert [b.name for b in play.job.bad_records] == ["record 17 of f"]
+    assert play.replayed() == play.job
+
+
+def test_a_record_too_many_ends_the_job_with_its_name_and_what_is_wrong() -> None:
+    play = Play(max_bad_records=1)
+    play.trains(W[0], W[1])
+    play.hear(e.RecordLeftOut(W[0], 17, "record 17 of f", "torn"))
+    (out,) = play.hear(e.RecordLeftOut(W[1], 3, "record 3 of g", "too short"))
+    words = "record 3 of g cannot be trained, and --max_bad_records=1 allows no more to be set aside:\ntoo short"
+    assert out == c.FinishJob("failed", words)

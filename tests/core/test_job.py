@@ -447,6 +447,7 @@ def test_every_event_has_a_written_form() -> None:
         e.WorldFormed("a", 3, 0.1, 0.2, 5),
         e.StepsCommitted("a", 3, 8, 0.5), e.ModelEvaluated("a", 8, "{}"), e.ModelExported("a", "d", "e", "x"),
         e.WorkerHung("a", "why"),
+        e.RecordLeftOut("a", 17, "record 17 of f", "why"),
     ]  # fmt: skip
     assert {type(x) for x in some} == set(e.EVENTS.values()), "a new event needs its example here"
     assert [e.decode(*e.encode(x)) for x in some] == some

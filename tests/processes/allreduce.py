@@ -84,7 +84,9 @@ def train_alone(description: Description, data: Path) -> tuple[dict[str, torch.T
     for part in elastic.parts():
         this, *then = elastic.coming(3)
         batch = ahead.take(this, then)
-        elastic.step(model.compute(batch.features, batch.labels, part.seed))
+        if batch.bad:
+            elastic.leave_out(batch.bad)
+        elastic.step(model.compute(batch.features, batch.labels, part.seed) if batch.records else None)
     assert elastic.committed_steps == description.steps
     return state_files.snapshot(elastic.state()).fetched(), evaluations
 
