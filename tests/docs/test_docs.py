@@ -25,7 +25,10 @@ from tests.docs.pages import DOCS, PAGES, ROOT, Command, name_of
 
 COMMANDS = [command for page in PAGES for command in pages.commands(page)]
 MADE_LATER = {"build/kills.json", "build/chaos.json"}  # by `make test-kills` and `make test-chaos`, which take a while
-OTHER_FLAGS = {"pdeathsig", "flag", "num_w"}  # of another program; a stand-in; one that must not be taken for another
+OTHER_FLAGS = {
+    *("pdeathsig", "build_arg", "mount", "dest"),  # of other programs
+    *("flag", "num_w"),  # a stand-in; one that must not be taken for another
+}
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
@@ -85,7 +88,8 @@ def test_the_readme_shows_the_command_of_the_first_tutorial_on_local_processes()
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_flag_that_a_page_names_exists(page: Path) -> None:
     known = {*spellings(), *flags.OPTIONS, "version", *OTHER_FLAGS}
-    known |= {option for command in (*LOOKING_AFTER, "scale", "chaos", "data") for option in _options(_parser(command))}
+    commands = (*LOOKING_AFTER, "scale", "chaos", "data", "zoo")
+    known |= {option for command in commands for option in _options(_parser(command))}
     assert pages.flags(page) <= known, pages.flags(page) - known
 
 
