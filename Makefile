@@ -8,7 +8,7 @@ BENCHMARKS := $(filter-out %_peer.py %_peers.py %_tables.py %/ps_servers.py, $(w
 CHAOS ?= --runs 100 --metric_runs 3
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint test-kills test-chaos test-jobs test-zoo test-backends bench docs clean
+.PHONY: demo test lint test-kills test-chaos test-jobs test-zoo test-k8s test-backends bench docs clean
 
 demo: $(VENV)/.demo  ## Train MNIST on local processes and kill workers on the way.
 	$(BIN)/python scripts/demo.py
@@ -30,6 +30,9 @@ test-jobs: $(VENV)/.dev  ## Whole jobs that make test has no time for.
 
 test-zoo: $(VENV)/.dev  ## Whole MNIST jobs: one worker, two, and one killed every few seconds.
 	$(BIN)/python -m pytest -q tests/zoo -m long
+
+test-k8s: $(VENV)/.dev  ## On a Kubernetes cluster: the context K8S_CONTEXT, else one that is reachable, else one started for it.
+	PYTHON=$(BIN)/python ELASTICDL_K8S_CONTEXT=$(K8S_CONTEXT) scripts/test_k8s.sh
 
 test-backends: $(VENV)-jax/.ready $(VENV)-tensorflow/.ready  ## The Trainable contract and a whole job on JAX and on TensorFlow.
 	KERAS_BACKEND=jax $(VENV)-jax/bin/python -m pytest -q tests/frameworks/test_backends.py

@@ -1,4 +1,4 @@
-"""What happens to pods on a real cluster: deleted, evicted, preempted, out of memory, never started; and to our calls."""
+"""What happens to pods on a real cluster: deleted, evicted, preempted, out of memory, never started."""
 
 from __future__ import annotations
 
@@ -227,17 +227,15 @@ def test_the_scheduler_takes_a_pod_away_for_one_of_higher_priority(
 ) -> None:
     low, high = priorities
     node = json.loads(kubectl("get", "nodes", "-o", "json"))["items"][0]
-    cores = float(node["status"]["allocatable"]["cpu"].removesuffix("m")) / (
-        1000 if node["status"]["allocatable"]["cpu"].endswith("m") else 1
-    )
-    cpu = f"{int(cores * 1000 * 0.6)}m"  # one fits, two do not
+    free = node["status"]["allocatable"]["cpu"]
+    thousandths = int(free.removesuffix("m")) if free.endswith("m") else 1000 * int(free)
+    cpu = f"{int(thousandths * 0.6)}m"  # one fits, two do not
 
     def make(request: ReplicaRequest) -> Pod:
         pod = with_resources(cpu=cpu)(request)
         pod["spec"]["priorityClassName"] = high if request.name == "vip" else low
-        pod["spec"]["nodeName" if False else "nodeSelector"] = {
-            "kubernetes.io/hostname": node["metadata"]["labels"]["kubernetes.io/hostname"]
-        }
+        host = "kubernetes.io/hostname"
+        pod["spec"]["nodeSelector"] = {host: node["metadata"]["labels"][host]}
         return pod
 
     async def story() -> None:

@@ -237,9 +237,10 @@ class KubernetesCluster:
                 await self._api.call("DELETE", f"{self._home}/pods/{meta['name']}", body=_deletion(meta["uid"], 0))
         patience = meta.get("deletionGracePeriodSeconds", 0) + 2 * self._overdue_seconds
         with contextlib.suppress(ApiRefused):  # 410: look again
-            await self._until_gone(meta["name"], meta["uid"], patience)
+            await self._until_gone(meta["name"], meta["uid"], patience, ended)
 
-    async def _until_gone(self, name: str, uid: str, seconds: float) -> None:
+    async def _until_gone(self, name: str, uid: str, seconds: float, ended: bool) -> None:
+        """Until the pod is no longer there or, if it had not, it has ended."""
         only = {"fieldSelector": f"metadata.name={name}"}
         answer = await self._api.call("GET", f"{self._home}/pods", params=only)
         if uid not in {pod["metadata"]["uid"] for pod in answer["items"]}:
@@ -248,8 +249,10 @@ class KubernetesCluster:
         watch = self._api.watch(f"{self._home}/pods", params, seconds=seconds)
         async with contextlib.aclosing(watch) as changes:
             async for kind, pod in changes:
-                if kind == "DELETED" and pod["metadata"]["uid"] == uid:
-                    self._take(pod, deleted=True)
+                if kind == "BOOKMARK" or pod["metadata"]["uid"] != uid:
+                    continue
+                self._take(pod, deleted=kind == "DELETED")
+                if kind == "DELETED" or (phase_of(pod) is ReplicaPhase.GONE and not ended):
                     return
         raise Unreachable(f"the old pod {name} was still there after {seconds:g} s")
 

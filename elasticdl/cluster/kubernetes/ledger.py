@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -56,18 +55,18 @@ class Ledger:
         if known is not None and known.phase is ReplicaPhase.GONE:
             return
         phase = phase_of(pod)
-        ran = known is not None and known.phase is ReplicaPhase.RUNNING
-        if ran and phase is ReplicaPhase.PENDING and not deleted:
+        running = known is not None and known.phase is ReplicaPhase.RUNNING
+        if running and phase is ReplicaPhase.PENDING and not deleted:
             return  # older than what is known
         self._pods[name] = pod
         self._order[name] = min(_first_launch(pod), self._order.get(name, _first_launch(pod)))
         status = _status(pod, phase)
         if deleted or phase is ReplicaPhase.GONE:
-            if known is None:  # first seen at its end
-                ran = pod.get("status", {}).get("phase") not in (None, "Pending")
-            else:
-                status = known
-            self._ending[uid] = asyncio.create_task(self._end(pod, status, ran, deleted))
+            # One that ended at once may never have been seen running.
+            ran = running or pod.get("status", {}).get("phase") not in (None, "Pending")
+            task = asyncio.create_task(self._end(pod, known or status, ran, deleted))
+            self._ending[uid] = task
+            task.add_done_callback(lambda _: self._ending.pop(uid))
         elif status != known:
             self._board.post(status)
 
@@ -81,21 +80,16 @@ class Ledger:
     async def settle(self) -> None:
         """Until every end that is known of has been told."""
         while self._ending:
-            await asyncio.gather(*self._ending.values())
+            await asyncio.wait(list(self._ending.values()))
 
     async def close(self) -> None:
-        ending = list(self._ending.values())
-        for task in ending:
+        for task in self._ending.values():
             task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*ending, return_exceptions=True)
+        await self.settle()
 
     async def _end(self, pod: Pod, status: ReplicaStatus, ran: bool, deleted: bool) -> None:
-        try:
-            exit = await self._investigate(pod, ran, deleted)
-            self._board.post(replace(status, phase=ReplicaPhase.GONE, exit=exit, note=""))
-        finally:
-            del self._ending[status.uid]
+        exit = await self._investigate(pod, ran, deleted)
+        self._board.post(replace(status, phase=ReplicaPhase.GONE, exit=exit, note=""))
 
     def _replaced(self, old: ReplicaStatus) -> None:
         self._past.add(old.uid)

@@ -125,7 +125,6 @@ def exit_of(
 def _without_a_container(pod: Pod, taken: str, last_lines: tuple[str, ...], ran: bool) -> Exit:
     """No word of how the container ended: there was none, or the kubelet (before 1.22) forgot it with the pod."""
     status = pod.get("status", {})
-    ran = ran or status.get("phase") not in (None, "Pending")
     ending = pod["metadata"].get("annotations", {}).get(names.ANNOTATION_ENDING)
     if taken:
         why = taken if ran else f"{taken}, before it started"

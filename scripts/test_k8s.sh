@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Runs the tests that need a Kubernetes cluster (those marked `kubernetes`).
+#
+#   scripts/test_k8s.sh [--context NAME] [pytest arguments]
+#
+# Which cluster, in this order:
+#   1. the kubeconfig context NAME (also: ELASTICDL_K8S_CONTEXT=NAME); it must be reachable;
+#   2. the current context of the kubeconfig, if it is reachable;
+#   3. the cluster that ../shared/kube/cluster starts on this machine, if that is there; it is stopped afterwards.
+#
+# The tests make namespaces of their own and remove them. Their pods run the image ELASTICDL_K8S_IMAGE (with sh, mkfifo
+# and python3; debian-python:bookworm by default) with the pull policy ELASTICDL_K8S_PULL (Never by default).
+# PYTHON is the Python that has ElasticDL and its development tools.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-.venv/bin/python}
+local_cluster=../shared/kube/cluster
+context=${ELASTICDL_K8S_CONTEXT:-}
+if [ "${1:-}" = --context ]; then
+  context=${2:?--context needs a name}
+  shift 2
+fi
+
+say() { echo "test-k8s: $*"; }
+reachable() { kubectl ${context:+--context="$context"} get --raw /readyz --request-timeout=5s >/dev/null 2>&1; }
+
+started=
+stop_cluster() {
+  if [ -n "$started" ]; then
+    say "stopping the cluster that was started for these tests"
+    "$local_cluster" down
+  fi
+}
+trap stop_cluster EXIT
+
+if ! command -v kubectl >/dev/null && [ ! -x "$local_cluster" ]; then
+  say "there is no kubectl; install it and point KUBECONFIG at a cluster"
+  exit 2
+elif [ -n "$context" ]; then
+  reachable || { say "the context $context is not reachable; see: kubectl --context=$context get --raw /readyz"; exit 2; }
+  say "using the context $context"
+elif reachable; then
+  say "using the current context, $(kubectl config current-context)"
+elif [ -x "$local_cluster" ]; then
+  say "no cluster is reachable; starting $local_cluster (a minute or two the first time)"
+  started=yes
+  said=$("$local_cluster" up 2>&1 | tee /dev/stderr)
+  KUBECONFIG=${said##*KUBECONFIG=}  # its last words
+  export KUBECONFIG
+  reachable || { say "the cluster was started and is not reachable"; exit 1; }
+else
+  say "no cluster is reachable, and there is no $local_cluster to start one; name a context: $0 --context NAME"
+  exit 2
+fi
+
+ELASTICDL_K8S=1 ELASTICDL_K8S_CONTEXT="$context" \
+  "$python" -m pytest -q -m kubernetes "${@:-tests}"

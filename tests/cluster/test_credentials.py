@@ -1,0 +1,139 @@
+"""Kubeconfig files, plugins and service accounts."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elasticdl.cluster.kubernetes.credentials import find, from_files, in_cluster
+from elasticdl.errors import Refused, UsageError
+
+Run = Callable[..., None]
+
+
+def write(path: Path, *, user: dict[str, Any] | None = None, name: str = "here", **top: Any) -> Path:
+    config = {
+        "current-context": name,
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": "team"}}],
+        "clusters": [{"name": name, "cluster": {"server": f"https://{name}:6443/"}}],
+        "users": [{"name": name, "user": user or {"token": f"of-{name}"}}],
+        **top,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def plugin(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_the_current_context_says_server_namespace_and_user(run: Run, tmp_path: Path) -> None:
+    async def story() -> None:
+        found = find(env={"KUBECONFIG": str(write(tmp_path / "a"))})
+        assert (found.server, found.namespace, found.context) == ("https://here:6443", "team", "here")
+        assert await found.headers() == {"Authorization": "Bearer of-here"}
+
+    run(story())
+
+
+def test_of_several_files_the_first_to_name_a_thing_wins(tmp_path: Path) -> None:
+    one, two = write(tmp_path / "a"), write(tmp_path / "b", name="there")
+    env = {"KUBECONFIG": f"{one}:{tmp_path / 'missing'}:{two}"}
+    assert find(env=env).context == "here"
+    assert find("there", env=env).server == "https://there:6443"
+    with pytest.raises(UsageError, match=r"context=nowhere: is not in the kubeconfig. It has here, there"):
+        find("nowhere", env=env)
+
+
+def test_no_file_at_all_says_so_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"there is no such file. Name a kubeconfig file, or run inside a cluster"):
+        find(env={"KUBECONFIG": str(tmp_path / "missing")})
+
+
+def test_relative_paths_start_at_the_file(run: Run, tmp_path: Path) -> None:
+    async def story() -> None:
+        (tmp_path / "etc").mkdir()
+        (tmp_path / "etc" / "token").write_text("by-path\n")
+        path = write(tmp_path / "etc" / "config", user={"tokenFile": "token"})
+        assert await from_files([path]).headers() == {"Authorization": "Bearer by-path"}
+
+    run(story())
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_a_plugin_is_asked_once_and_again_when_its_token_is_no_longer_taken(
+    run: Run, tmp_path: Path, version: str
+) -> None:
+    answer = '{"status": {"token": "'
+    script = f"""echo x >> {tmp_path}/asked; echo "$KUBERNETES_EXEC_INFO" > {tmp_path}/info
+        echo '{answer}'$PREFIX-$1-$(wc -l < {tmp_path}/asked)'"}}}}'"""
+    plugin(tmp_path / "ask", script)
+    user = {
+        "exec": {
+            "apiVersion": f"client.authentication.k8s.io/{version}",
+            "command": "./ask",
+            "args": ["me"],
+            "env": [{"name": "PREFIX", "value": "p"}],
+        }
+    }
+
+    async def story() -> None:
+        found = from_files([write(tmp_path / "config", user=user)])
+        assert await found.headers() == {"Authorization": "Bearer p-me-1"}
+        assert await found.headers() == {"Authorization": "Bearer p-me-1"}
+        await found.renew()
+        assert await found.headers() == {"Authorization": "Bearer p-me-2"}
+        asked = json.loads((tmp_path / "info").read_text())
+        assert asked["apiVersion"] == f"client.authentication.k8s.io/{version}"
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("script", "version", "message"),
+    [
+        ("echo sorry >&2; exit 3", "v1", "ended with exit code 3: sorry"),
+        ("echo hello", "v1", "answered with no ExecCredential"),
+        (None, "v1", "cannot run .*: No such file or directory. Get it from the shop."),
+        ("true", "v1alpha1", "speaks client.authentication.k8s.io/v1alpha1"),
+    ],
+)
+def test_what_is_wrong_with_a_plugin_is_said(
+    run: Run, tmp_path: Path, script: str | None, version: str, message: str
+) -> None:
+    if script is not None:
+        plugin(tmp_path / "ask", script)
+    called = {"apiVersion": f"client.authentication.k8s.io/{version}", "command": "./ask"}
+    user = {"exec": {**called, "installHint": "Get it from the shop."}}
+
+    async def story() -> None:
+        with pytest.raises(Refused, match=f"context here: .*{message}"):
+            await from_files([write(tmp_path / "config", user=user)]).headers()
+
+    run(story())
+
+
+def test_in_a_pod_the_token_is_read_again_when_it_was_replaced(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "namespace").write_text("team")
+    (tmp_path / "token").write_text("old")
+
+    async def story() -> None:
+        env = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+        found = in_cluster(env, tmp_path)
+        assert (found.server, found.namespace) == ("https://10.0.0.1:443", "team")
+        assert await found.headers() == {"Authorization": "Bearer old"}
+        (tmp_path / "token").write_text("new")
+        await found.renew()
+        assert await found.headers() == {"Authorization": "Bearer new"}
+        assert in_cluster({"KUBERNETES_SERVICE_HOST": "fd00::1"}, tmp_path).server == "https://[fd00::1]:443"
+
+    run(story())
