@@ -26,6 +26,8 @@ class Chronicle:
         self.decisions.append((now, text))
 
     def progress(self, now: float, records: int) -> None:
+        if self.pace and records < self.pace[-1][1]:  # the job went back to a checkpoint
+            self.pace.clear()
         self.pace.append((now, records))
         while len(self.pace) > 2 and now - self.pace[0][0] > RATE_SECONDS:
             self.pace.popleft()
