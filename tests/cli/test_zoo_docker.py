@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -41,6 +42,11 @@ ENGINE = _engine()
 NAMES = [name for image in ENGINE.images() for name in image["RepoTags"] or []] if ENGINE else []
 pytestmark = [pytest.mark.docker, pytest.mark.skipif(ENGINE is None, reason="no Docker engine answers")]
 needs_base = pytest.mark.skipif(BASE not in NAMES, reason=f"no image {BASE}; name one in ELASTICDL_TEST_BASE_IMAGE")
+WHEELS = Path(os.environ.get("ELASTICDL_TEST_WHEELS", ROOT / "build"))
+needs_wheels = pytest.mark.skipif(
+    not (list(WHEELS.glob("elasticdl-*.whl")) and list(WHEELS.glob("torch-*.whl"))),
+    reason="needs wheels of ElasticDL (scripts/docker_build_wheel.sh) and PyTorch in build/ or ELASTICDL_TEST_WHEELS",
+)
 needs_registry = pytest.mark.skipif(docker_registry.PROGRAM is None, reason="docker-registry is not installed")
 
 
@@ -90,7 +96,7 @@ def test_a_build_shows_its_steps_and_leaves_out_what_is_ignored(here: Path, imag
     assert main(["zoo", "build", f"--image={image}", "."]) == 0
     shown = capsys.readouterr().out
     assert "Step 1/2 : FROM scratch\n" in shown and f"Successfully tagged {image}\n" in shown
-    assert re.search(rf"^{image} is built: [\d.]+ MB, \d+ s\.$", shown, re.MULTILINE)
+    assert re.search(rf"^{image} is built: \d+ kB, \d+ s\.$", shown, re.MULTILINE)
     assert _files(image) == {"model_zoo", "model_zoo/model.py", "model_zoo/kept.pyc"}
     assert main(["zoo", "build", f"--image={image}"]) == 0
     assert "Using cache" in capsys.readouterr().out
@@ -246,3 +252,35 @@ def test_a_user_who_may_not_use_the_socket(here: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 1
     assert "this user may not talk to the Docker engine" in done.stderr and "usermod -aG docker" in done.stderr
+
+
+@needs_base
+@needs_wheels
+@pytest.mark.timeout(1500)
+def test_a_zoo_on_local_wheels_runs_as_nobody_special_and_a_changed_model_costs_one_layer(
+    here: Path, image: str, capsys: Output
+) -> None:
+    (here / "Dockerfile").unlink()
+    shutil.rmtree(here / "model_zoo")
+    shutil.copytree(ROOT / "model_zoo", here / "model_zoo", ignore=shutil.ignore_patterns("__pycache__"))
+    (here / "build").mkdir()
+    for pattern in ("elasticdl-*.whl", "torch-*.whl"):
+        for wheel in WHEELS.glob(pattern):
+            shutil.copy(wheel, here / "build")
+    words = [f"--base_image={BASE}", "--model_zoo=model_zoo", "--local_pkg_dir=./build"]
+    assert main(["zoo", "init", *words]) == 0
+    assert main(["zoo", "build", f"--image={image}", "."]) == 0
+    capsys.readouterr()
+    program = (
+        "import os, torch, keras, elasticdl.ps._native; from elasticdl.frameworks import model_file as m; "
+        "print(os.getuid(), m.locate(m.ModelRequest('model_zoo', 'mnist.mnist_functional_api.custom_model')).file, "
+        "m.locate(m.ModelRequest('model_zoo', 'mnist_functional_api.mnist_functional_api.custom_model')).file)"
+    )
+    said = docker.from_env(timeout=300).containers.run(image, ["python", "-c", program], remove=True).decode()
+    found = "model_zoo/mnist/mnist_functional_api.py"
+    assert said.splitlines()[-1] == f"1000 {found} {found}"
+    with (here / "model_zoo" / "mnist" / "records.py").open("a") as model:
+        model.write("# changed\n")
+    assert main(["zoo", "build", f"--image={image}", "."]) == 0
+    shown = capsys.readouterr().out
+    assert "Collecting" not in shown and "Installing" not in shown and "Using cache" in shown

@@ -89,4 +89,6 @@ def _amount(detail: dict[str, Any]) -> str:
 
 def megabytes(count: int) -> str:
     """As `docker images` counts: 1 MB is a million bytes."""
+    if count < 1e6:
+        return f"{count / 1e3:,.0f} kB"
     return f"{count / 1e6:,.1f} MB" if count < 1e8 else f"{count / 1e6:,.0f} MB"
