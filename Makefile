@@ -6,6 +6,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 SOURCES := pyproject.toml constraints.txt $(wildcard native/*)
 BENCHMARKS := $(filter-out %_peer.py %_peers.py %_tables.py %/ps_servers.py, $(wildcard benchmarks/*.py))
 CHAOS ?= --runs 100 --metric_runs 3
+KILLS ?= --runs 20 --master_runs 5
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test lint test-kills test-chaos test-jobs test-zoo test-k8s test-backends bench docs clean
@@ -20,7 +21,7 @@ lint: $(VENV)/.dev
 	$(BIN)/python scripts/test.py lint
 
 test-kills: $(VENV)/.dev  ## 20 jobs whose workers are killed, 5 whose master is killed too, each audited.
-	$(BIN)/python -m tests.processes.kills --runs 20 --master_runs 5 --report build/kills.json
+	$(BIN)/python -m tests.processes.kills $(KILLS) --report build/kills.json
 
 test-chaos: $(VENV)/.dev  ## 100 jobs under seeded chaos, each audited; a real model's metric under chaos against its spread.
 	$(BIN)/python -m tests.processes.chaos $(CHAOS) --report build/chaos.json
