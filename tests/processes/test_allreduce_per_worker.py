@@ -7,6 +7,7 @@ sizes that its worlds had: every checkpoint must hold the same bytes.
 from __future__ import annotations
 
 import operator
+import random
 import re
 import subprocess
 import sys
@@ -176,6 +177,33 @@ def test_everybody_is_killed_and_the_master_too(tmp_path: Path, data: Path) -> N
     job.wait_until(lambda s: len(s.world) == 3 and s.version > back.version)
     status, _ = check(job, description, data)
     assert int(status["repeated_batches"]) > 0, allreduce.show(status)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2])
+def test_in_a_storm_of_kills_joins_and_leaves_the_worlds_alone_decide_the_weights(
+    seed: int, tmp_path: Path, data: Path
+) -> None:
+    draw, description = random.Random(seed), described(epochs=10)
+    job = start(tmp_path, "storm", description, data, part_seconds=0.15, checkpoint_seconds=3)
+    status = job.wait_until(lambda s: s.version >= 3)
+    for _ in range(8):
+        event = draw.choice(["kill", "kill", "term", "scale", "master"])
+        if event == "scale":
+            told = subprocess.Popen(
+                [sys.executable, "-m", "elasticdl", "scale", "storm", f"--workers={draw.randint(1, 4)}",
+                 f"--state_dir={tmp_path / 'state'}"], cwd=harness.ROOT, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+        victim = "elasticdl-storm-master" if event == "master" else draw.choice(sorted(status.world))
+        if event != "scale":
+            job.kill(victim, TERM if event == "term" else KILL)
+        pause = draw.choice([1, 5, 15])
+        status = job.wait_until(lambda s, v=status.version + pause: s.version >= v and len(s.world) > 0)
+        if event == "scale":
+            told.kill()  # it waits until the workers are there, which nobody else does
+            told.wait()
+    status, _ = check(job, description, data)
+    assert int(status["generation"]) > 5
 
 
 @pytest.mark.long
