@@ -24,6 +24,7 @@ import pytest
 from elasticdl.cli.main import main
 from tests.cli import docker_registry
 from tests.cli.docker_registry import registry
+from tests.cli.tls_engine import SOCKET, make_certificates, tls_engine
 
 docker = pytest.importorskip("docker")
 ROOT = Path(__file__).parents[2]
@@ -252,6 +253,26 @@ def test_a_user_who_may_not_use_the_socket(here: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 1
     assert "this user may not talk to the Docker engine" in done.stderr and "usermod -aG docker" in done.stderr
+
+
+@pytest.mark.skipif(not SOCKET.exists() or not shutil.which("openssl"), reason="needs the engine's socket and openssl")
+def test_an_engine_behind_tls_as_minikube_offers_it(
+    here: Path, image: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_certificates(here / "certs")
+    make_certificates(here / "others")
+    (here / ".dockerignore").write_text("certs\nothers\n")
+    with tls_engine(here / "certs") as address:
+        monkeypatch.setenv("DOCKER_HOST", address)
+        monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
+        monkeypatch.setenv("DOCKER_CERT_PATH", str(here / "certs"))
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(here / "others" / "ca.pem"))  # of the web: not the engine's
+        assert main(["zoo", "build", f"--image={image}", "."]) == 0
+        assert f"{image} is built" in capsys.readouterr().out
+        monkeypatch.setenv("DOCKER_CERT_PATH", str(here / "others"))
+        assert main(["zoo", "push", image]) == 1
+        said = capsys.readouterr().err
+        assert f"the Docker engine at {address} cannot be used" in said and "certificate" in said
 
 
 @needs_base

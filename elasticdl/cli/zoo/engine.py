@@ -18,10 +18,21 @@ SILENCE_SECONDS = 1800  # a step that downloads or compiles says nothing for lon
 def connect() -> APIClient:
     """The engine of DOCKER_HOST, else of the current Docker context; an ImageError says what is in the way."""
     import docker  # here, so that `elasticdl --help` does not wait for it
+    from docker.context import ContextAPI
     from docker.errors import DockerException
+    from docker.utils import kwargs_from_env
+
+    class Engine(docker.APIClient):  # type: ignore[misc]
+        def merge_environment_settings(self, url: str, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
+            # Else REQUESTS_CA_BUNDLE, meant for the web, would replace the engine's own authority.
+            verify = self.verify if verify is None else verify
+            return super().merge_environment_settings(url, proxies, stream, verify, cert)
 
     try:
-        client = docker.from_env(timeout=ANSWER_SECONDS).api  # asks for its version
+        where = kwargs_from_env()
+        if "base_url" not in where:
+            where |= ContextAPI.kwargs_from_context()
+        client = Engine(timeout=ANSWER_SECONDS, **where)  # asks for its version
     except (DockerException, OSError) as error:
         raise ImageError(*_why_not(error)) from error
     client.timeout = SILENCE_SECONDS
