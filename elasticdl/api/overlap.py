@@ -60,14 +60,13 @@ class PlainSums:
         """A new step, cut into so many parts; or the old one once more."""
         self.virtual = virtual
         self._done: set[int] = set()
-        self._held: list[tuple[torch.Tensor, float] | None] = [None] * len(self._shapes)
+        self._vector: torch.Tensor | None = None
+        self._views: list[torch.Tensor] = []
+        self._filled = [False] * len(self._shapes)  # of the views: whether they hold anything yet
         self._tail.zero_()
         self._sum: BucketSum | None = None
-        self._alone = True
-        self._views: list[torch.Tensor] = []
         self._share = 0.0
-        self._written = [False] * len(self._shapes)
-        self._ready: dict[int, Any] = {}  # gradients of the last part that are final
+        self._begin_part()
 
     def missing(self, start: int, stop: int) -> list[int]:
         """Which virtual workers of a run have yet to be computed."""
@@ -78,6 +77,7 @@ class PlainSums:
     def begin(self, weight: float, group: Group | None) -> None:
         """A part is about to be computed; with a group where it is the worker's last of the step."""
         self._share = weight / self.virtual
+        self._begin_part()
         if self._gradients is not None:
             self._gradients.begin()
         if group is not None:
@@ -109,8 +109,10 @@ class PlainSums:
         if self._sum is None:  # every part was there before this world was
             self._open(group)
         assert self._sum is not None
-        self._write({n: None for n, written in enumerate(self._written) if not written}, 0.0)
-        self._sum.vector[self._starts[-1] : self.size] = self._tail
+        for view, filled in zip(self._views, self._filled, strict=True):
+            if not filled:
+                view.zero_()
+        self._sum.vector[self._starts[-1] :] = self._tail
         found, virtual = self._sum, self.virtual
         self.forget(virtual)  # whatever comes of it: what is handed in is not ours any more
         return found.finish(flag)
@@ -121,78 +123,75 @@ class PlainSums:
         if self._gradients is not None:
             self._gradients.close()
 
+    def _begin_part(self) -> None:
+        self._ready: dict[int, Any] = {}  # gradients of the part that are final
+        self._added: set[int] = set()  # those of them that were added to the vector
+
     def _open(self, group: Group) -> None:
-        starts, self._alone = self._starts, group.alone
+        starts = self._starts
         slices = [slice(starts[b.start], starts[b.stop]) for b in self._buckets]
-        self._sum = BucketSum(group, [*slices, slice(starts[-1], self.size)], self._model.device)
-        vector = self._sum.vector
-        self._views = [vector[a : a + s.numel()].view(s) for a, s in zip(starts, self._shapes, strict=False)]
+        self._sum = BucketSum(group, self._make(), [*slices, slice(starts[-1], self.size)])
+
+    def _make(self) -> torch.Tensor:
+        """The vector of this step, which is one of its own: an optimizer may keep a part of it."""
+        if self._vector is None:
+            vector = self._vector = torch.empty(self.size, device=self._model.device)
+            places = zip(self._starts, self._shapes, strict=False)
+            self._views = [vector[start : start + shape.numel()].view(shape) for start, shape in places]
+        return self._vector
 
     def _arrived(self, number: int, gradient: torch.Tensor) -> None:
         """In the middle of a backward pass, a gradient is final."""
-        if self._sum is None or (self._alone and gradient.is_cuda):
-            return
+        if gradient.is_cuda and (self._sum is None or self._sum.alone):
+            return  # together they cost a GPU less
         self._ready[number] = gradient
         if not gradient.is_cuda:  # while it is in the cache
-            self._write({number: gradient}, self._share)
+            self._add({number: gradient}, self._share)
+        if self._sum is None:
+            return
         for bucket in self._sum.left[:-1]:
             numbers = self._buckets[bucket]
             if not all(n in self._ready for n in numbers):
                 break
-            self._write({n: self._ready[n] for n in numbers if not self._written[n]}, self._share)
+            self._add({n: self._ready[n] for n in numbers if n not in self._added}, self._share)
             self._sum.give()
 
     def _take(self, gradients: Sequence[Any], share: float | None = None) -> None:
-        """After a backward pass: all gradients, which nobody else needs any more; None where there is none."""
+        """After a backward pass: all gradients; None where there is none."""
         if self._gradients is not None:
             self._gradients.end(bool(self._ready))
-        share = self._share if share is None else share
-        given = {n: g for n, g in enumerate(gradients) if g is not None and not self._written[n]}
-        if self._sum is not None:
-            self._write(given, share)
-            return
-        with torch.no_grad():
-            for number, gradient in given.items():
-                held = self._held[number]
-                if held is None:
-                    self._held[number] = (_plain(gradient), share)
-                else:
-                    held[0].add_(_plain(gradient), alpha=share / held[1])
+        given = {n: g for n, g in enumerate(gradients) if g is not None and n not in self._added}
+        self._add(given, self._share if share is None else share)
 
-    def _write(self, gradients: Mapping[int, Any], share: float) -> None:
-        """Put tensors, with what is held of earlier parts, where they leave from."""
-        first: list[tuple[Any, Any, float]] = []  # what a place starts with
-        then: list[tuple[Any, Any]] = []
-        for number, gradient in gradients.items():
-            view, held = self._views[number], self._held[number]
-            if held is not None:
-                first.append((view, *held))
-                if gradient is not None:
-                    then.append((view, _plain(gradient)))
-            elif gradient is not None:
-                first.append((view, _plain(gradient), share))
-            else:
-                view.zero_()
-            self._written[number], self._held[number] = True, None
+    def _add(self, gradients: Mapping[int, Any], share: float) -> None:
+        self._make()
+        tensors = {n: _plain(gradient) for n, gradient in gradients.items()}
+        first = [(self._views[n], tensor) for n, tensor in tensors.items() if not self._filled[n]]
+        more = [(self._views[n], tensor) for n, tensor in tensors.items() if self._filled[n]]
+        for number in tensors:
+            self._filled[number] = True
+            self._added.add(number)
         with torch.no_grad():
             if self._model.device.type == "cpu":
-                for view, tensor, times in first:
-                    torch.mul(tensor, times, out=view)
-                for view, tensor in then:
+                for view, tensor in first:
+                    torch.mul(tensor, share, out=view)
+                for view, tensor in more:
                     view.add_(tensor, alpha=share)
-            elif first:  # in few launches: a GPU is faster than what keeps it busy
-                views = [view for view, _, _ in first]
-                torch._foreach_copy_(views, [tensor for _, tensor, _ in first])
-                torch._foreach_mul_(views, [times for _, _, times in first])
-                if then:
-                    torch._foreach_add_([view for view, _ in then], [tensor for _, tensor in then], alpha=share)
+                return
+            # In few launches: a GPU is faster than what keeps it busy.
+            if first:
+                views = [view for view, _ in first]
+                torch._foreach_copy_(views, [tensor for _, tensor in first])
+                torch._foreach_mul_(views, share)
+            if more:
+                torch._foreach_add_([view for view, _ in more], [tensor for _, tensor in more], alpha=share)
 
 
 class _Gradients:
     """Tells when gradients are final, as long as the program leaves them alone afterwards.
 
     A program may call backward() several times for a part, or change gradients before it says that the part is done.
-    Whether it does is seen in its first part, and in each that is not the last of a step; then all wait for the end.
+    Whether it does is seen in its first part; then all wait for the end of theirs.
     """
 
     def __init__(self, tensors: Sequence[Any], arrived: Any) -> None:
@@ -207,13 +206,13 @@ class _Gradients:
         self._watching = True
 
     def end(self, gone: bool) -> None:
-        """The part is done; `gone` when some of its gradients are with other workers."""
+        """The part is done; `gone` when some of its gradients were taken as final."""
         self._watching = False
         changed = any(self._tensors[n].grad is not g or g._version != v for n, (g, v) in self._seen.items())
         self._seen.clear()
         if changed and gone:
             raise ElasticDLError(
-                "gradients were changed after backward(), when they were on their way to the other workers already. "
+                "gradients were changed after backward(), when they were added up, or sent to other workers, already. "
                 "Change them in before_update, call backward() once for a part, or train with --deterministic=true."
             )
         self._quiet, self._noisy = not changed and not self._noisy, self._noisy or changed

@@ -40,23 +40,27 @@ def cut(sizes: Sequence[int]) -> list[range]:
 class BucketSum:
     """One sum, from the first bucket that is handed in to its end.
 
-    `vector` is to be filled bucket by bucket, and holds the sum after `finish`. It is a new one for each sum, since an
-    optimizer may keep a part of it. When the group is called off or breaks it is abandoned: a peer may write to it yet.
+    `vector` is to be filled bucket by bucket, and holds the sum after `finish`. When the group is called off or breaks
+    it is abandoned: a peer may write to it yet.
     """
 
-    def __init__(self, group: Group, buckets: Sequence[slice], device: torch.device) -> None:
-        """`buckets` cover a vector; the last one ends with it."""
+    def __init__(self, group: Group, vector: torch.Tensor, buckets: Sequence[slice]) -> None:
+        """`buckets` cover the vector, in the order in which they will be handed in."""
         group.check()
         self._group, self._buckets, self._given = group, buckets, 0
-        size = buckets[-1].stop
-        self.vector = self._summed = torch.empty(size, device=device)
+        self.vector = self._summed = vector
         if group.alone:
             return
-        if device.type != "cpu" and not group.on_devices:  # Gloo does not read a device's memory
-            self._summed = group.buffer("staged", size, pinned=True)
+        if vector.is_cuda and not group.on_devices:  # Gloo does not read a device's memory
+            self._summed = group.buffer("staged", vector.numel(), pinned=True)
         self._queue: SimpleQueue[Given] = SimpleQueue()
         carrier = _Carrier(group, self._queue, self._summed)
         self._errand = group.begin(carrier.carry_out, give_up=lambda: carrier.queue.put(None))
+
+    @property
+    def alone(self) -> bool:
+        """Nobody waits for this rank's buckets."""
+        return self._group.alone
 
     @property
     def left(self) -> range:
@@ -67,7 +71,7 @@ class BucketSum:
         """The next bucket is filled."""
         bucket = self._buckets[self._given]
         self._given += 1
-        if self._group.alone:
+        if self.alone:
             return
         event = None
         if self.vector.is_cuda:
@@ -79,7 +83,7 @@ class BucketSum:
 
     def finish(self, flag: bool) -> tuple[torch.Tensor, bool]:
         """Hand in what is left, and wait: the sum, and whether any rank's flag was set."""
-        if self._group.alone:
+        if self.alone:
             self._group.check()
             return self.vector, flag
         while self.left:
@@ -135,6 +139,4 @@ class _Carrier:
 
 def plain_total(group: Group, contribution: torch.Tensor, flag: bool) -> tuple[torch.Tensor, bool]:
     """The sum of vectors that are all there, and whether any rank's flag was set."""
-    total = BucketSum(group, [slice(0, contribution.numel())], contribution.device)
-    total.vector.copy_(contribution)
-    return total.finish(flag)
+    return BucketSum(group, contribution.clone(), [slice(0, contribution.numel())]).finish(flag)

@@ -65,7 +65,7 @@ def test_buckets_are_added_up_as_soon_as_the_gpu_has_filled_them() -> None:
     buckets = [slice(2_000_000, 3_000_000), slice(0, 2_000_000), slice(3_000_000, 3_000_007)]
     with on_nccl(1) as group:
         for step in range(20):
-            total = BucketSum(group, buckets, DEVICE)
+            total = BucketSum(group, torch.empty(3_000_007, device=DEVICE), buckets)
             for bucket in buckets:
                 square = torch.full((1000, 1000), 1e-3, device=DEVICE)
                 for _ in range(5):  # some work for the GPU, which the sum must wait for
@@ -81,8 +81,7 @@ def test_buckets_are_added_up_as_soon_as_the_gpu_has_filled_them() -> None:
 def test_a_world_on_nccl_is_called_off_and_the_next_one_works() -> None:
     for generation in range(1, 4):
         with on_nccl(generation) as group:
-            total = BucketSum(group, [slice(0, 1000), slice(1000, 2000)], DEVICE)
-            total.vector.fill_(1.0)
+            total = BucketSum(group, torch.ones(2000, device=DEVICE), [slice(0, 1000), slice(1000, 2000)])
             total.give()
             timer = threading.Timer(0.1, group.abort, ["the world changes"])
             timer.start()
