@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,3 +139,9 @@ def test_in_a_pod_the_token_is_read_again_when_it_was_replaced(run: Run, tmp_pat
         assert in_cluster({"KUBERNETES_SERVICE_HOST": "fd00::1"}, tmp_path).server == "https://[fd00::1]:443"
 
     run(story())
+
+
+def test_the_command_line_does_not_pay_for_kubernetes() -> None:
+    # The client's import is a quarter of a second that a local job has no use for.
+    code = "import sys, elasticdl.cli.main, elasticdl.master.main; sys.exit('aiohttp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 from elasticdl.cluster.board import Board
@@ -220,7 +220,7 @@ class KubernetesCluster:
         if leaving(pod) and meta.get("deletionGracePeriodSeconds", 0) <= grace_seconds and said in (how, KILLED):
             return
         uid, path = meta["uid"], f"{self._home}/pods/{name}"
-        with contextlib.suppress(ApiRefused):  # gone, or replaced, since we looked
+        with _unless_gone():
             if not leaving(pod) or said is not None:  # what others delete stays theirs
                 mark = {"metadata": {"uid": uid, "annotations": {names.ANNOTATION_ENDING: how}}}
                 await self._api.call("PATCH", path, body=mark, content_type="application/merge-patch+json")
@@ -233,10 +233,10 @@ class KubernetesCluster:
         meta = pod["metadata"]
         if ended:
             await self._ledger.settle()  # its log goes with it
-            with contextlib.suppress(ApiRefused):
+            with _unless_gone():
                 await self._api.call("DELETE", f"{self._home}/pods/{meta['name']}", body=_deletion(meta["uid"], 0))
         patience = meta.get("deletionGracePeriodSeconds", 0) + 2 * self._overdue_seconds
-        with contextlib.suppress(ApiRefused):  # 410: look again
+        with _unless_gone(410):  # the watch began too far back: look again
             await self._until_gone(meta["name"], meta["uid"], patience, ended)
 
     async def _until_gone(self, name: str, uid: str, seconds: float, ended: bool) -> None:
@@ -290,6 +290,16 @@ class KubernetesCluster:
     def _check_open(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+@contextlib.contextmanager
+def _unless_gone(*more: int) -> Iterator[None]:
+    """The pod may be gone, or replaced by another, since we looked: then there is nothing to do."""
+    try:
+        yield
+    except ApiRefused as refusal:
+        if refusal.code not in (404, 409, *more):
+            raise
 
 
 def _deletion(uid: str, grace_seconds: int) -> dict[str, Any]:

@@ -48,12 +48,13 @@ class Credentials:
     async def headers(self) -> dict[str, str]:
         if self._token is None and self._certificate is None:
             await self.renew()
+        found = {"Impersonate-User": str(self.user["as"])} if self.user.get("as") else {}
         if self._token:
-            return {"Authorization": f"Bearer {self._token}"}
-        if "username" in self.user:
+            found["Authorization"] = f"Bearer {self._token}"
+        elif "username" in self.user:
             pair = f"{self.user['username']}:{self.user.get('password', '')}"
-            return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
-        return {}
+            found["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        return found
 
     async def renew(self) -> None:
         """Read the token again, or ask the plugin again: those of pods are replaced every hour."""

@@ -1,0 +1,164 @@
+"""The master's service account: what manifests/elasticdl-rbac.yaml grants is enough, and all of it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elasticdl.cluster import ReplicaPhase, ReplicaRequest
+from elasticdl.cluster.kubernetes import credentials
+from elasticdl.cluster.kubernetes.api import KubernetesApi
+from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
+from elasticdl.errors import Refused
+
+from .hearing import hear, hear_end
+from .kubernetes_stage import CONTEXT, JOB, KubernetesStage, kubectl, own_namespace, pod_of, require_cluster
+
+pytestmark = pytest.mark.kubernetes
+
+Run = Callable[..., None]
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+ACCOUNT, ROLE, BINDING = yaml.safe_load_all((MANIFESTS / "elasticdl-rbac.yaml").read_text())
+GRANTS = [(resource, verb) for rule in ROLE["rules"] for resource in rule["resources"] for verb in rule["verbs"]]
+
+
+def account_without(resource: str, verb: str) -> list[dict[str, Any]]:
+    """The manifest's objects under another name, with one verb less."""
+    name = f"no-{verb}-{resource.replace('/', '-')}"
+    rules = [
+        {**rule, "verbs": [v for v in rule["verbs"] if (resource, verb) != (rule["resources"][0], v)]}
+        for rule in ROLE["rules"]
+    ]
+    rules = [rule for rule in rules if rule["verbs"]]
+    meta = {"metadata": {"name": name}}
+    subjects = [{**BINDING["subjects"][0], "name": name}]
+    binding = {**BINDING, **meta, "roleRef": {**BINDING["roleRef"], "name": name}, "subjects": subjects}
+    return [{**ACCOUNT, **meta}, {**ROLE, **meta, "rules": rules}, binding]
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[str]:
+    require_cluster()
+    with own_namespace() as name:
+        objects = [ACCOUNT, ROLE, BINDING, *(o for grant in GRANTS for o in account_without(*grant))]
+        text = yaml.safe_dump_all(objects).replace("namespace: default", f"namespace: {name}")
+        kubectl("apply", "-f", "-", namespace=name, stdin=text)
+        yield name
+
+
+def cluster_as(account: str, namespace: str) -> KubernetesCluster:
+    found = credentials.find(CONTEXT, prefer_file=CONTEXT is not None)
+    user = {**found.user, "as": f"system:serviceaccount:{namespace}:{account}"}
+    return KubernetesCluster(KubernetesApi(replace(found, user=user)), namespace, JOB, pod_of)
+
+
+def crash(name: str) -> ReplicaRequest:
+    return ReplicaRequest(name, "worker", 0, ("sh", "-c", "echo last words; exit 3"), {})
+
+
+def say_preempted(pod: str, namespace: str) -> None:
+    """An event such as the scheduler of Kubernetes before 1.26 leaves."""
+    uid = kubectl("get", "pod", pod, "-o", "jsonpath={.metadata.uid}", namespace=namespace)
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{pod}.preempted"},
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "name": pod, "namespace": namespace, "uid": uid},
+        "reason": "Preempted",
+        "message": "by somebody",
+        "type": "Normal",
+    }
+    kubectl("apply", "-f", "-", namespace=namespace, stdin=yaml.safe_dump(event))
+
+
+def test_the_manifest_grants_all_that_a_master_does_with_pods(run: Run, namespace: str) -> None:
+    async def story() -> None:
+        stage = KubernetesStage(namespace)
+        cluster = cluster_as("elasticdl-master", namespace)
+        stage.cluster = cluster
+        stage.clients.append(cluster)
+        try:
+            await cluster.launch(crash("w-0"))
+            first = await hear_end(cluster, "w-0")
+            assert first.exit is not None
+            assert (first.exit.code, first.exit.last_lines) == (3, ("last words",))
+            await cluster.launch(stage.request("w-0"))  # removes the old pod
+            await hear(cluster, "w-0", ReplicaPhase.RUNNING, other_than_uid=first.uid)
+            say_preempted("w-0", namespace)
+            kubectl("delete", "pod", "w-0", "--wait=false", "--grace-period=1", namespace=namespace)
+            taken = (await hear_end(cluster, "w-0", other_than_uid=first.uid)).exit
+            assert taken is not None
+            assert taken.reason.startswith("preempted by the scheduler: by somebody")
+            await cluster.launch(stage.request("w-1"))
+            await hear(cluster, "w-1", ReplicaPhase.RUNNING)
+            await cluster.kill("w-1")
+            await hear_end(cluster, "w-1")
+        finally:
+            await stage.close()
+
+    run(story(), 120)
+
+
+@pytest.mark.parametrize(("resource", "verb"), GRANTS)
+def test_nothing_of_the_manifest_can_be_dropped(run: Run, namespace: str, resource: str, verb: str) -> None:
+    name = f"{verb}-{resource.replace('/', '-')}"
+
+    async def story() -> None:
+        cluster = cluster_as(f"no-{name}", namespace)
+        admin = KubernetesStage(namespace)
+        try:
+            async with asyncio.timeout(60):
+                await attempt(cluster, admin)
+        finally:
+            await cluster.close()
+            await admin.close()
+
+    async def attempt(cluster: KubernetesCluster, admin: KubernetesStage) -> None:
+        refused = pytest.raises(Refused, match=f'cannot {verb} resource "{resource}"')
+        match resource, verb:
+            case "pods", "create":
+                with refused:
+                    await cluster.launch(admin.request(name))
+            case "pods", "list":
+                with refused:
+                    await cluster.list()
+            case "pods", "watch":
+                with refused:
+                    await hear_end(cluster, "nobody")
+            case "pods", _:  # get, delete, patch
+                await cluster.launch(admin.request(name))
+                with refused:
+                    await cluster.kill(name)
+            case "pods/log", _:
+                await cluster.launch(crash(name))
+                crashed = (await hear_end(cluster, name)).exit
+                assert crashed is not None
+                assert crashed.last_lines == ()
+            case "events", _:
+                await cluster.launch(admin.request(name))
+                await hear(cluster, name, ReplicaPhase.RUNNING)
+                say_preempted(name, namespace)
+                kubectl("delete", "pod", name, "--wait=false", "--grace-period=1", namespace=namespace)
+                taken = (await hear_end(cluster, name)).exit
+                assert taken is not None
+                assert taken.reason.startswith("deleted")
+            case _:
+                pytest.fail(f"no test for {verb} of {resource}")
+
+    run(story(), 90)
+
+
+def test_the_priority_classes_are_taken_by_the_server_and_high_is_above_low() -> None:
+    require_cluster()
+    values = {}
+    for name in ("high", "low"):
+        text = (MANIFESTS / f"{name}.yaml").read_text()
+        values[name] = yaml.safe_load(text)["value"]
+        kubectl("apply", "--dry-run=server", "-f", "-", stdin=text)
+    assert values["high"] > values["low"] > 0
