@@ -60,6 +60,7 @@ class WorldSession:
     away_since: float | None = None  # without a stream; before the first one, too
     evaluations: deque[pb.Evaluated] = field(default_factory=lambda: deque(maxlen=REMEMBERED_EVALUATIONS))
     wrote: dict[int, pb.Wrote] = field(default_factory=dict)  # without an answer yet
+    unsettled: set[int] = field(default_factory=set)  # saves that were begun, and are no checkpoint yet
     exported: pb.Exported | None = None
     bad_records: dict[int, pb.SetAside] = field(default_factory=dict)  # that this worker left out
     phase: str = "wait"
@@ -113,6 +114,7 @@ class WorldSession:
         elif kind == "settle":
             self.saves.pop(message.settle.cut, None)
             self.wrote.pop(message.settle.cut, None)
+            self.unsettled.discard(message.settle.cut)
         elif kind == "export":
             if self.exported is not None and self.exported.directory == message.export.directory:
                 return [pb.FromReplica(exported=self.exported)]
@@ -219,7 +221,8 @@ class WorldSession:
         wanted = self.proposal is not None and self.replica in self.proposal.members
         wanted = wanted and self.newest > self.left
         if self.leaving and not wanted:
-            return Todo.END
+            # Others may need what it is writing; the master says when that is safe, or that it is not needed.
+            return Todo.WAIT if self.unsettled else Todo.END
         return Todo.CONFIRM if wanted and not self.answered else Todo.WAIT
 
     def save_due(self) -> pb.Save | None:
@@ -316,6 +319,7 @@ class WorldSession:
 
     def begin_save(self, cut: int) -> None:
         self.saves.pop(cut, None)
+        self.unsettled.add(cut)
 
     def saved(self, cut: int, part: str, error: str) -> list[pb.FromReplica]:
         self.wrote[cut] = pb.Wrote(cut=cut, part=part, error=error)

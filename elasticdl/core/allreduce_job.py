@@ -138,6 +138,8 @@ class AllreduceJob:
         out = self._route(event, now)
         while self.membership.to_evict:
             out += self._put_down(self.membership.to_evict.pop(0), "its world breaks again and again", now)
+        if reason := self.membership.hopeless(now):
+            out.append(FinishJob(FAILED, reason))
         while self.replicas.not_to_be_had:
             out.append(Announce(f"{self.replicas.not_to_be_had.pop(0)}; the job goes on without it"))
         for started in [c for c in out if isinstance(c, StartWorld)]:
@@ -358,10 +360,10 @@ class AllreduceJob:
         self.stands_at(step, self._records_of(world))
         self.checkpoints.reading = world.directory
         self.evaluations = [e for e in self.evaluations if e[0] <= step]
-        # Who is not in it never comes to the step at which it was to save.
+        # Who is not in it never comes to a step at which it was to save, unless it is there already.
         if self.exporter not in world.members:
             self.exporter = ""
-        left = [s for s in self.saves if s.at != NEXT and s.worker not in world.members]
+        left = [s for s in self.saves if s.at > step and s.worker not in world.members]
         self.saves = [s for s in self.saves if s not in left]
         return [SettleSave(s.cut, "", s.worker) for s in left]
 

@@ -22,6 +22,7 @@ NOTHING: State = (0, 0)
 LAST_CALL_SECONDS = 2.0  # how long the first world waits for the rest of the workers that are wanted
 RETURN_SECONDS = 5.0  # how long workers may take to find a master that came back
 MARGIN_SECONDS = 2.0  # a worker may notice a little later than the master that they are out of touch
+STRANGERS_SECONDS = 300.0  # how long nobody may train because of workers whose arithmetic differs
 PATIENCE = 3  # worlds in a row that break without a step before somebody has to go
 
 
@@ -78,6 +79,7 @@ class Membership:
     excluded: dict[str, float] = field(default_factory=dict)  # being put down, not yet known to be gone: since when
     to_evict: list[str] = field(default_factory=list)  # for the job to replace
     first_ready: float | None = None
+    strangers_since: float | None = None  # nobody trains, and of those who are there some may not be taken
 
     # What happens.
 
@@ -214,6 +216,8 @@ class Membership:
         times = []
         if self.phase is Phase.NONE and self.first_ready is not None:
             times.append(self.first_ready + LAST_CALL_SECONDS)
+        if self.strangers_since is not None:
+            times.append(self.strangers_since + STRANGERS_SECONDS)
         if self.phase is Phase.PROPOSED:
             times += [w.patience for n, w in self.workers.items() if n in self.members and not w.in_touch]
             if self._all_confirmed:
@@ -241,6 +245,17 @@ class Membership:
         """Who holds the state and is in touch, if all of them are about to leave; the one told last comes last."""
         found = [n for n, w in self.workers.items() if n in self.holders and w.in_touch and n != but]
         return found if all(self.workers[n].leaving for n in found) else []
+
+    def hopeless(self, now: float) -> str:
+        """Why there is no use in waiting any longer; empty while there is."""
+        if self.strangers_since is None or now < self.strangers_since + STRANGERS_SECONDS:
+            return ""
+        name, w = next((n, w) for n, w in self.workers.items() if w.refused)
+        return (
+            f"nobody can train: {name} is not taken, since {_difference(w.fingerprint, self.fingerprint)}; and for "
+            f"{STRANGERS_SECONDS:.0f} s there were too few others. Give the job machines and libraries like those it "
+            "began with, or go on from its checkpoint with --deterministic=false."
+        )
 
     def _available(self, name: str, now: float) -> bool:
         w = self.workers.get(name)
@@ -270,6 +285,11 @@ class Membership:
     def _review(self, now: float, lost: str = "") -> list[Command]:
         """What follows from who is there; `lost` was in the last world that was started."""
         desired = self._desired(now)
+        refused = any(w.refused for w in self.workers.values())
+        if self.phase is not Phase.NONE or desired or not refused:
+            self.strangers_since = None
+        elif self.strangers_since is None:
+            self.strangers_since = now
         if self.phase is Phase.NONE:
             return self._first(desired, lost, now)
         silent = [n for n in self.members if n not in desired and not self._available(n, now)]

@@ -42,7 +42,8 @@ class WorldBrain:
                 return [Send(worker, pb.ToReplica(save=pb.Save(cut=cut, directory=directory, at=at)))]
             case c.SettleSave(cut, directory, worker):
                 settle = pb.ToReplica(settle=pb.Settle(cut=cut, published=bool(directory), directory=directory))
-                names = [worker] if worker else [r.name for r in self.job.replicas.joined("worker")]
+                # Whoever is leaving may wait for it.
+                names = [worker] if worker else list(self.job.membership.workers)
                 return [Send(name, settle) for name in names]
             case c.AskForStack(worker, reason):
                 return [Send(worker, pb.ToReplica(hung=pb.Hung(reason=reason)))]

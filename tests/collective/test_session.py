@@ -305,6 +305,22 @@ def save(cut: int, at: int = 0) -> pb.ToReplica:
     return pb.ToReplica(save=pb.Save(cut=cut, directory="d", at=at))
 
 
+def test_a_leaver_goes_once_the_checkpoint_it_writes_is_settled() -> None:
+    it = training()
+    it.receive(save(1))
+    it.leave()
+    it.receive(proposal(2, "b"))
+    it.commit(0.5, 0.1, stop=True)
+    it.leave_world()
+    assert it.todo() is Todo.SAVE, "it was asked for before it went"
+    it.begin_save(1)
+    assert it.todo() is Todo.WAIT
+    it.saved(1, "{}", "")
+    assert it.todo() is Todo.WAIT, "the master may not have heard of it"
+    it.receive(pb.ToReplica(settle=pb.Settle(cut=1, published=True)))
+    assert it.todo() is Todo.END
+
+
 def test_a_save_waits_for_its_step() -> None:
     it = training()
     it.receive(save(1, at=2))

@@ -11,7 +11,7 @@ from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.allreduce_job import NEXT, AllreduceJob, AllreduceTerms
 from elasticdl.core.checkpoints import Schedule
-from elasticdl.core.membership import LAST_CALL_SECONDS, NOTHING
+from elasticdl.core.membership import LAST_CALL_SECONDS, NOTHING, STRANGERS_SECONDS
 from elasticdl.core.replicas import CRASHED, FINISHED, PREEMPTED, Budget
 from elasticdl.core.steps import StepPlan
 from tests.core.invariants import check_replicas
@@ -549,6 +549,67 @@ def test_who_died_while_the_master_was_away_is_missed_at_once() -> None:
     out = play.hear(e.MasterStarted(((W[0], f"uid-{W[0]}"),)))
     assert of(c.LaunchReplica, out)
     assert of(c.ProposeWorld, out)[-1].members == (W[0],)
+
+
+def test_a_checkpoint_that_a_leaver_is_writing_is_waited_for_and_published() -> None:
+    play = Play(schedule=Schedule(steps=4))
+    play.trains(W[0], W[1])
+    asked = play.job.saves[-1]
+    assert (asked.worker, asked.at) == (W[0], 4)
+    play.step(3)
+    play.leave(W[0])
+    out = play.enter((1, 4))  # it stopped after step 4, and saves before it goes
+    assert not of(c.SettleSave, out), "what is being written is of use"
+    assert play.wrote(4, cut=asked.cut) and play.publish()
+    assert play.job.checkpoint == "/c/step-4"
+
+
+def test_a_step_to_save_at_that_a_leaver_never_comes_to_is_another_workers() -> None:
+    play = Play(schedule=Schedule(steps=8))
+    play.trains(W[0], W[1])
+    play.leave(W[0])
+    out = play.enter((1, 3))
+    assert of(c.SettleSave, out) and of(c.SaveState, out)[-1] == c.SaveState(W[1], 2, 8)
+
+
+# Workers whose arithmetic differs.
+
+
+def strangers_only() -> Play:
+    """Who trained is gone, its checkpoint is there, and a worker came whose arithmetic is another."""
+    play = Play(workers=1, schedule=Schedule(seconds=10.0))
+    play.trains(W[0])
+    play.step(4)
+    play.hear(e.TimePassed(), 10.0)
+    play.save(4)
+    play.end(W[0])
+    play.hear(e.ReplicaStarted(W[1], f"uid-{W[1]}"))
+    out = play.hear(e.ReplicaJoined(W[1], f"inc-{W[1]}", capacity=1, fingerprint="avx2"))
+    assert not of(c.ProposeWorld, out) and not play.job.outcome
+    return play
+
+
+def test_where_only_workers_of_another_arithmetic_are_left_the_job_ends_after_a_while_and_says_what_to_do() -> None:
+    play = strangers_only()
+    assert play.job.deadline() is not None
+    assert not of(c.FinishJob, play.hear(e.TimePassed(), STRANGERS_SECONDS - 1))
+    (ended,) = of(c.FinishJob, play.hear(e.TimePassed(), 1.0))
+    assert ended.outcome == "failed"
+    assert ended.reason.startswith(
+        f"nobody can train: {W[1]} is not taken, since its arithmetic differs from the first world's (avx2; cpu)"
+    )
+    assert ended.reason.endswith("or go on from its checkpoint with --deterministic=false.")
+    assert play.replayed() == play.job
+
+
+def test_a_worker_of_the_first_arithmetic_goes_on_however_late() -> None:
+    play = strangers_only()
+    play.hear(e.TimePassed(), STRANGERS_SECONDS - 1)
+    play.hear(e.ReplicaGone(W[1], f"uid-{W[1]}", PREEMPTED, "killed by SIGKILL"))
+    play.join(W[2])
+    play.enter((0, 0))
+    assert play.job.membership.training and play.job.step == 4
+    assert not of(c.FinishJob, play.hear(e.TimePassed(), 10 * STRANGERS_SECONDS))
 
 
 # Records that cannot be trained.
