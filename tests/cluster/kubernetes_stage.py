@@ -8,17 +8,21 @@ import functools
 import os
 import signal
 import subprocess
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from elasticdl.cluster import Cluster, Exit, ReplicaPhase, ReplicaRequest
 from elasticdl.cluster.kubernetes import credentials
 from elasticdl.cluster.kubernetes.api import KubernetesApi
 from elasticdl.cluster.kubernetes.cluster import LEAST_GRACE_SECONDS, KubernetesCluster
+from elasticdl.cluster.kubernetes.credentials import Credentials
 from elasticdl.cluster.kubernetes.pods import escaped
 from elasticdl.cluster.kubernetes.reading import CONTAINER
 from elasticdl.job import names
@@ -30,14 +34,15 @@ IMAGE = os.environ.get("ELASTICDL_K8S_IMAGE", "debian-python:bookworm")  # with 
 PULL = os.environ.get("ELASTICDL_K8S_PULL", "Never")
 CONTEXT = os.environ.get("ELASTICDL_K8S_CONTEXT") or None
 JOB = "contract"
+MANIFESTS = Path(__file__).parents[2] / "manifests"
 
 
-def kubectl(*words: str, namespace: str | None = None, stdin: str | None = None) -> str:
-    """What kubectl printed."""
+def kubectl(*words: str, namespace: str | None = None, stdin: str | None = None, fails: bool = False) -> str:
+    """What kubectl printed; `fails`: it may."""
     where = [f"--context={CONTEXT}"] if CONTEXT else []
     where += ["-n", namespace] if namespace else []
     done = subprocess.run(["kubectl", *where, *words], input=stdin, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}"
+    assert fails or done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}"
     return done.stdout
 
 
@@ -99,8 +104,22 @@ def pod_of(request: ReplicaRequest, **spec: Any) -> dict[str, Any]:
     }
 
 
-def make_api(**more: Any) -> KubernetesApi:
-    return KubernetesApi(credentials.find(CONTEXT, prefer_file=CONTEXT is not None), **more)
+def make_api() -> KubernetesApi:
+    return KubernetesApi(credentials.find(CONTEXT, prefer_file=CONTEXT is not None))
+
+
+def as_account(found: Credentials, namespace: str, account: str) -> Credentials:
+    return replace(found, user={**found.user, "as": f"system:serviceaccount:{namespace}:{account}"})
+
+
+def grant(objects: list[dict[str, Any]], namespace: str, account: str) -> None:
+    """Apply manifest objects there, and wait until the API server acts upon them."""
+    text = yaml.safe_dump_all(objects).replace("namespace: default", f"namespace: {namespace}")
+    kubectl("apply", "-f", "-", namespace=namespace, stdin=text)
+    user = f"--as=system:serviceaccount:{namespace}:{account}"
+    deadline = time.monotonic() + 15
+    while kubectl("auth", "can-i", "list", "events", user, namespace=namespace, fails=True).strip() != "yes":
+        assert time.monotonic() < deadline, f"{account} was granted nothing within 15 s"
 
 
 class KubernetesStage:
@@ -108,13 +127,17 @@ class KubernetesStage:
 
     least_grace_seconds = float(LEAST_GRACE_SECONDS)
 
-    def __init__(self, namespace: str) -> None:
-        self.namespace = namespace
+    def __init__(self, namespace: str, account: str | None = None) -> None:
+        """With an account, the clients are that service account; else whoever the kubeconfig says."""
+        self.namespace, self._account = namespace, account
         self.clients: list[KubernetesCluster] = []
         self.cluster: Cluster = self.another_client()
 
     def another_client(self) -> KubernetesCluster:
-        client = KubernetesCluster(make_api(), self.namespace, JOB, pod_of)
+        found = credentials.find(CONTEXT, prefer_file=CONTEXT is not None)
+        if self._account is not None:
+            found = as_account(found, self.namespace, self._account)
+        client = KubernetesCluster(KubernetesApi(found), self.namespace, JOB, pod_of)
         self.clients.append(client)
         return client
 
@@ -159,9 +182,12 @@ class KubernetesStage:
 
 @contextlib.asynccontextmanager
 async def kubernetes_stage(_: Path) -> AsyncIterator[Stage]:
+    """With the rights of a job's master, and no others."""
     require_cluster()
     with own_namespace() as namespace:
-        stage = KubernetesStage(namespace)
+        objects = list(yaml.safe_load_all((MANIFESTS / "elasticdl-rbac.yaml").read_text()))
+        await asyncio.to_thread(grant, objects, namespace, "elasticdl-master")
+        stage = KubernetesStage(namespace, "elasticdl-master")
         try:
             yield stage
         finally:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +16,22 @@ from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.errors import Refused
 
 from .hearing import hear, hear_end
-from .kubernetes_stage import CONTEXT, JOB, KubernetesStage, kubectl, own_namespace, pod_of, require_cluster
+from .kubernetes_stage import (
+    CONTEXT,
+    JOB,
+    MANIFESTS,
+    KubernetesStage,
+    as_account,
+    grant,
+    kubectl,
+    own_namespace,
+    pod_of,
+    require_cluster,
+)
 
 pytestmark = pytest.mark.kubernetes
 
 Run = Callable[..., None]
-MANIFESTS = Path(__file__).parents[2] / "manifests"
 ACCOUNT, ROLE, BINDING = yaml.safe_load_all((MANIFESTS / "elasticdl-rbac.yaml").read_text())
 GRANTS = [(resource, verb) for rule in ROLE["rules"] for resource in rule["resources"] for verb in rule["verbs"]]
 
@@ -47,15 +55,13 @@ def namespace() -> Iterator[str]:
     require_cluster()
     with own_namespace() as name:
         objects = [ACCOUNT, ROLE, BINDING, *(o for grant in GRANTS for o in account_without(*grant))]
-        text = yaml.safe_dump_all(objects).replace("namespace: default", f"namespace: {name}")
-        kubectl("apply", "-f", "-", namespace=name, stdin=text)
+        grant(objects, name, "elasticdl-master")
         yield name
 
 
 def cluster_as(account: str, namespace: str) -> KubernetesCluster:
     found = credentials.find(CONTEXT, prefer_file=CONTEXT is not None)
-    user = {**found.user, "as": f"system:serviceaccount:{namespace}:{account}"}
-    return KubernetesCluster(KubernetesApi(replace(found, user=user)), namespace, JOB, pod_of)
+    return KubernetesCluster(KubernetesApi(as_account(found, namespace, account)), namespace, JOB, pod_of)
 
 
 def crash(name: str) -> ReplicaRequest:

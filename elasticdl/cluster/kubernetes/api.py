@@ -115,7 +115,8 @@ class KubernetesApi:
         """
         asked = {**params, "watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(max(1, int(seconds)))}
         try:
-            # A connection that died in silence would be waited for without end.
+            # A connection that died in silence would be waited for without end. Whoever watches must not wait for
+            # anything else between two changes, since the deadline would end that instead.
             async with asyncio.timeout(seconds + self._attempt_seconds):
                 response = await self._send("GET", path, None, asked, "application/json")
                 async with response:
