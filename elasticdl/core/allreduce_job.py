@@ -196,6 +196,13 @@ class AllreduceJob:
         return self.evaluations[-1][0] if self.evaluations else -1
 
     @property
+    def open_cuts(self) -> set[int]:
+        """Those that somebody was asked to write and that have yet to be published, in any order."""
+        writing = self.checkpoints.writing
+        cuts = {s.cut for s in self.saves} | {s.cut for s, _, _ in self.written}
+        return cuts | ({writing.cut} if writing is not None else set())
+
+    @property
     def _may_save(self) -> bool:
         """Whether the clock may ask for a checkpoint."""
         c = self.checkpoints
@@ -496,10 +503,7 @@ class AllreduceJob:
 
     def _follow(self, now: float) -> list[Command]:
         if self.stopping:
-            writing = self.checkpoints.writing
-            open_cuts = [s.cut for s in self.saves] + [s.cut for s, _, _ in self.written]
-            open_cuts += [writing.cut] if writing is not None else []
-            return [] if self.last_cut in open_cuts else self._stop_again(now)
+            return [] if self.last_cut in self.open_cuts else self._stop_again(now)
         if not self.trained_out:
             return self._due(now)
         out = self._end_saves()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from elasticdl.cluster.protocol import ReplicaRequest
@@ -93,9 +95,13 @@ class Actions:
         return self._rename(command, dict(manifest))
 
     def publish_state(
-        self, command: PublishCheckpoint, evaluations: list[tuple[int, str]], bad_records: list[BadRecord]
+        self,
+        command: PublishCheckpoint,
+        evaluations: list[tuple[int, str]],
+        bad_records: list[BadRecord],
+        open_cuts: Collection[int] = (),
     ) -> str:
-        """The same of an all-reduce job, whose state one worker wrote."""
+        """The same of an all-reduce job, whose state one worker wrote, while others may be written."""
         spec, ((_, part),) = self.spec, command.files
         manifest: StateManifest = {
             "strategy": "allreduce",
@@ -116,14 +122,24 @@ class Actions:
             "records": command.position.records,
             "bad_records": [(b.record, b.name, b.error) for b in bad_records],
         }
-        return self._rename(command, dict(manifest))
+        files = {str(f["name"]): int(f["bytes"]) for f in manifest["part"]["files"]}
+        return self._rename(command, dict(manifest), files, open_cuts)
 
-    def _rename(self, command: PublishCheckpoint, manifest: dict[str, Any]) -> str:
+    def _rename(
+        self,
+        command: PublishCheckpoint,
+        manifest: dict[str, Any],
+        files: Mapping[str, int] = MappingProxyType({}),  # that must be there, with their sizes
+        open_cuts: Collection[int] = (),  # what is written of them stays
+    ) -> str:
         home, job = Path(self.checkpoint_dir), str(self.spec.job_name)
         final = home / f"version-{command.position.version}"
         partial = Path(partial_directory(self.checkpoint_dir, job, command.cut))
         if not partial.exists() and _cut_of(final) == command.cut:
             return str(final)  # the master before this one came so far
+        for name, size in files.items():
+            if (partial / name).stat().st_size != size:
+                raise OSError(errno.EIO, f"it does not have the {size} bytes that were written", str(partial / name))
         write_durably(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
         old = _set_aside(final) if final.exists() else None  # of an older timeline, or a stop without a step
         partial.rename(final)
@@ -131,7 +147,7 @@ class Actions:
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
         for left in home.glob(f"{job}.cut-*.partial"):  # of cuts that were given up
-            if _number_of(left) < command.cut:
+            if _number_of(left) < command.cut and _number_of(left) not in open_cuts:
                 shutil.rmtree(left, ignore_errors=True)
         return str(final)
 

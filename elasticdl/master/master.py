@@ -191,7 +191,7 @@ class Master:
 
     def _publish(self, command: c.PublishCheckpoint) -> str:
         if isinstance(self.job, AllreduceJob):
-            return self.actions.publish_state(command, self.job.evaluations, self.job.bad_records)
+            return self.actions.publish_state(command, self.job.evaluations, self.job.bad_records, self.job.open_cuts)
         return self.actions.publish(command, self.job.shards.bad_records)
 
     async def _ask_cluster(self, call: Coroutine[Any, Any, None]) -> str:

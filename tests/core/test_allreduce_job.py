@@ -371,6 +371,20 @@ def test_the_clock_asks_for_a_checkpoint_only_where_something_new_is_trained() -
     assert not of(c.SaveState, play.hear(e.TimePassed(), 30.0))
 
 
+def test_what_is_being_written_is_known_when_something_later_is_published() -> None:
+    play = Play(schedule=Schedule(steps=4, seconds=10.0))
+    play.trains(W[0], W[1])
+    play.step(3)
+    play.hear(e.TimePassed(), 10.0)
+    play.wrote(3, cut=2)
+    assert [x.cut for x in of(c.PublishCheckpoint, play.all)] == [2], "asked for later, written first"
+    assert 1 in play.job.open_cuts, "the one of step 4 is still to come"
+    play.publish()
+    assert play.job.open_cuts == {1}
+    play.end(W[0])
+    assert 1 not in play.job.open_cuts, "who was to write it is gone"
+
+
 def test_a_save_passes_to_another_when_its_worker_dies() -> None:
     play = Play(schedule=Schedule(steps=4))
     play.trains(W[0], W[1])

@@ -95,6 +95,37 @@ def test_folders_of_cuts_that_were_given_up_go_with_the_next_checkpoint(tmp_path
     assert left == sorted([other.name, "version-40"]), "another job's are none of its business"
 
 
+STATE = {"name": "model.safetensors", "bytes": 4, "crc32c": 7}
+
+
+def state(home: Path, cut: int, text: str = "rows") -> tuple[Path, PublishCheckpoint]:
+    """What a worker of an all-reduce job leaves behind for the master, and what that is asked to do with it."""
+    partial = Path(partial_directory(str(home), "j", cut))
+    partial.mkdir(parents=True)
+    (partial / "model.safetensors").write_text(text)
+    part = json.dumps({"step": 40, "files": [STATE]})
+    return partial, PublishCheckpoint(cut, AT, (("elasticdl-j-worker-0", part),), lasting=True)
+
+
+def test_a_state_that_is_still_being_written_stays_when_a_later_one_is_published(tmp_path: Path) -> None:
+    """The lasting ones are asked for long before they are due: others overtake them."""
+    being_written, _ = state(tmp_path, 2)
+    given_up, _ = state(tmp_path, 3)
+    _, due = state(tmp_path, 4)
+    actions(tmp_path).publish_state(due, [], [], open_cuts={2})
+    assert (being_written / "model.safetensors").exists() and not given_up.exists()
+
+
+def test_a_state_that_is_not_whole_is_not_published(tmp_path: Path) -> None:
+    partial, due = state(tmp_path, 1, text="row")
+    with pytest.raises(OSError, match="it does not have the 4 bytes that were written"):
+        actions(tmp_path).publish_state(due, [], [])
+    (partial / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError):
+        actions(tmp_path).publish_state(due, [], [])
+    assert not (tmp_path / "version-40").exists() and not (partial / MANIFEST).exists()
+
+
 def test_two_jobs_may_share_a_folder_for_their_checkpoints(tmp_path: Path) -> None:
     """As long as they do not stand at the same version; each publishes and cleans up its own."""
     parts(tmp_path, 1)
