@@ -1,4 +1,4 @@
-"""Where replicas run: one `Cluster` protocol, and its memory and local implementations."""
+"""Where replicas run: one `Cluster` protocol, and its memory, local and Kubernetes implementations."""
 
 from elasticdl.cluster.protocol import (
     EXIT_OUT_OF_MEMORY,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -158,6 +161,36 @@ def test_nothing_of_the_manifest_can_be_dropped(run: Run, namespace: str, resour
                 pytest.fail(f"no test for {verb} of {resource}")
 
     run(story(), 90)
+
+
+def test_a_master_in_a_pod_is_known_by_its_token_and_keeps_up_with_its_replacement(
+    run: Run, namespace: str, tmp_path: Path
+) -> None:
+    found = credentials.find(CONTEXT, prefer_file=CONTEXT is not None)
+    server, authority = urlsplit(found.server), found.cluster.get("certificate-authority-data")
+    if authority is None:
+        authority = base64.b64encode(Path(found.cluster["certificate-authority"]).read_bytes()).decode()
+    (tmp_path / "ca.crt").write_bytes(base64.b64decode(authority))
+    (tmp_path / "namespace").write_text(namespace)
+    (tmp_path / "token").write_text("one that has run out")
+
+    async def story() -> None:
+        env = {"KUBERNETES_SERVICE_HOST": str(server.hostname), "KUBERNETES_SERVICE_PORT": str(server.port or 443)}
+        cluster = KubernetesCluster(KubernetesApi(credentials.in_cluster(env, tmp_path)), namespace, JOB, pod_of)
+        try:
+            with pytest.raises(Refused, match="Unauthorized"):
+                await cluster.list()
+            path = f"/api/v1/namespaces/{namespace}/serviceaccounts/elasticdl-master/token"
+            wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+            admin = KubernetesApi(found)
+            answer = await admin.call("POST", path, body=wanted)
+            await admin.close()
+            (tmp_path / "token").write_text(answer["status"]["token"])
+            await cluster.list()
+        finally:
+            await cluster.close()
+
+    run(story())
 
 
 def test_the_priority_classes_are_taken_by_the_server_and_high_is_above_low() -> None:

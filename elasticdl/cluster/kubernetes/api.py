@@ -84,9 +84,10 @@ class KubernetesApi:
         deadline = loop.time() + limit
         renewed = False
         while (left := deadline - loop.time()) > 0:
+            headers = await self.credentials.headers()  # a plugin has a deadline of its own
             try:
                 async with asyncio.timeout(min(self._attempt_seconds, left)):
-                    response = await self._send(method, path, body, params, content_type)
+                    response = await self._send(method, path, headers, body, params, content_type)
                     async with response:
                         text = await response.text(errors="replace")
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -113,12 +114,13 @@ class KubernetesApi:
 
         Raises `ApiRefused`, with code 410 when the changes since that version are no longer known, and `Unreachable`.
         """
+        headers = await self.credentials.headers()
         asked = {**params, "watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(max(1, int(seconds)))}
         try:
             # A connection that died in silence would be waited for without end. Whoever watches must not wait for
             # anything else between two changes, since the deadline would end that instead.
             async with asyncio.timeout(seconds + self._attempt_seconds):
-                response = await self._send("GET", path, None, asked, "application/json")
+                response = await self._send("GET", path, headers, None, asked)
                 async with response:
                     if response.status == 401:
                         await self._renew()
@@ -141,17 +143,22 @@ class KubernetesApi:
             await self._session.close()
 
     async def _send(
-        self, method: str, path: str, body: Object | None, params: Mapping[str, str] | None, content_type: str
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: Object | None,
+        params: Mapping[str, str] | None,
+        content_type: str = "application/json",
     ) -> aiohttp.ClientResponse:
         if self._closed:
             raise Unreachable("the cluster is closed")
-        headers = await self.credentials.headers()
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
             if self.credentials.server.startswith("https"):
                 self._tls = self.credentials.tls()
         if body is not None:
-            headers["Content-Type"] = content_type
+            headers = {**headers, "Content-Type": content_type}
         return await self._session.request(
             method,
             self.credentials.server + path,

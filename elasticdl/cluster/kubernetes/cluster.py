@@ -76,7 +76,7 @@ class KubernetesCluster:
     async def launch(self, request: ReplicaRequest) -> None:
         self._check_open()
         launch, first = uuid.uuid4().hex, self._ledger.first_launch(request.name) or time.time_ns()
-        pod = self._make_pod(request)
+        pod, pauses = self._make_pod(request), Pauses()
         while True:
             marks = {names.ANNOTATION_LAUNCH: launch, names.ANNOTATION_ORDER: str(first)}
             meta = {**pod["metadata"], "annotations": {**pod["metadata"].get("annotations", {}), **marks}}
@@ -88,6 +88,7 @@ class KubernetesCluster:
                     raise
             there = await self._get(request.name)
             if there is None:
+                await asyncio.sleep(pauses.next())
                 continue
             self._take(there)
             annotations = there["metadata"].get("annotations", {})
