@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, replace
 
-from elasticdl.core.changes import Changes
-from elasticdl.core.checkpoints import Checkpoints, Schedule
+from elasticdl.core.allreduce_saves import SavingJob
+from elasticdl.core.allreduce_state import NEXT
 from elasticdl.core.commands import (
     Announce,
     AskForStack,
@@ -45,90 +43,17 @@ from elasticdl.core.events import (
     WorldConfirmed,
     WorldFormed,
 )
-from elasticdl.core.job_state import FAILED, STOPPED, SUCCEEDED, Progress, Recovery
-from elasticdl.core.membership import Membership, Phase
-from elasticdl.core.plan import BadRecord, Position
-from elasticdl.core.replicas import FINISHED, PREEMPTED, Budget, Replicas, State
-from elasticdl.core.steps import StepPlan
+from elasticdl.core.job_state import FAILED, STOPPED, SUCCEEDED, Recovery
+from elasticdl.core.membership import Phase
+from elasticdl.core.plan import BadRecord
+from elasticdl.core.replicas import FINISHED, PREEMPTED, State
 
-NEXT = 0  # save at the next step
 STACK_SECONDS = 1.0  # a hung worker may take to say where it stands
 
 
-@dataclass(frozen=True)
-class AllreduceTerms:
-    """What the job is about, fixed at submission."""
-
-    job: str
-    workers: int
-    plan: StepPlan
-    least: int = 1
-    most: int = 0  # 0: as many as there are virtual workers
-    standby: int = 0
-    deterministic: bool = True
-    grace_seconds: float = 30.0
-    validation_records: int = 0
-    evaluation_steps: int = 0
-    export: bool = False
-    audit: bool = False
-    budget: Budget = field(default_factory=Budget)
-    schedule: Schedule = field(default_factory=Schedule)
-    mode: str = ""
-    max_bad_records: int = 0
-
-
 @dataclass
-class Save:
-    """A state that a worker was asked to write."""
-
-    cut: int
-    worker: str
-    at: int
-    lasting: bool
-
-
-@dataclass
-class AllreduceJob:
+class AllreduceJob(SavingJob):
     """One mutator, `handle`: an event in, commands out."""
-
-    terms: AllreduceTerms
-    replicas: Replicas
-    membership: Membership
-    checkpoints: Checkpoints
-    step: int = 0  # the newest that was heard of
-    records: int = 0  # trained by so many steps
-    holdings: dict[str, int] = field(default_factory=dict)  # records in the state that a worker confirmed last
-    loss: float | None = None
-    evaluations: list[tuple[int, str]] = field(default_factory=list)  # version, metrics as JSON
-    saves: list[Save] = field(default_factory=list)
-    written: list[tuple[Save, int, str]] = field(default_factory=list)  # on disk and not yet published: step, part
-    cuts: int = 0
-    unsaved: int = 0  # the newest step whose lasting checkpoint could not be written
-    checkpoint: str = ""  # the newest on disk
-    exporter: str = ""  # who was asked to write the model
-    exported: str = ""
-    audited: str = ""
-    concluded: bool = False  # the export and the audit are done
-    stopping: str = ""
-    last_cut: int = 0  # the one that a stop waits for
-    outcome: str = ""
-    reason: str = ""
-    recoveries: list[Recovery] = field(default_factory=list)
-    changes: Changes = field(default_factory=Changes)
-    bad_records: list[BadRecord] = field(default_factory=list)  # left out of their steps, whoever computed those
-    repeated: int = 0  # steps trained again because everybody was lost
-    now: float = 0.0  # of the last event
-
-    @classmethod
-    def new(cls, terms: AllreduceTerms) -> Self:
-        membership = Membership(terms.workers, terms.least, terms.grace_seconds, terms.deterministic)
-        wanted = {"worker": terms.workers + terms.standby}
-        return cls(
-            terms,
-            Replicas.wanting(terms.job, wanted, terms.budget),
-            membership,
-            Checkpoints((), terms.schedule),
-        )
 
     def handle(self, event: Event, now: float) -> list[Command]:
         if self.outcome:
@@ -155,60 +80,6 @@ class AllreduceJob:
                 self.replicas.finished = True
                 return out[: place + 1]
         return out
-
-    # Questions.
-
-    def deadline(self) -> float | None:
-        """When `TimePassed` should come next."""
-        times = [self.replicas.deadline(), self.membership.deadline(self.now)]
-        if self._may_save:
-            times.append(self.checkpoints.next_time)
-        return min((t for t in times if t is not None), default=None)
-
-    def progress(self) -> Progress:
-        plan = self.terms.plan
-        epoch = min(self.records // plan.records, plan.epochs - 1)
-        return Progress(self.records, plan.total_records, self.step, plan.total_steps, epoch, plan.epochs, self.loss)
-
-    def refused(self, role: str, count: int) -> str:
-        """Why there cannot be so many of a role; empty when there can."""
-        if role != "worker":
-            return f"an all-reduce job has no {role}: only workers can be scaled"
-        if count < self.terms.least:
-            return f"the job needs at least {self.terms.least} of them (--min_workers)"
-        plan = self.terms.plan
-        most = self.terms.most or (0 if plan.share else plan.virtual)
-        if most and count > most:
-            limit = "--max_workers" if self.terms.most else "its virtual workers, fixed at submission"
-            return f"the job takes at most {most} ({limit})"
-        return ""
-
-    @property
-    def trained_out(self) -> bool:
-        return self.terms.plan.over(self.step, self.records)
-
-    @property
-    def evaluated_out(self) -> bool:
-        return not self.terms.validation_records or (self.trained_out and self.evaluated_at == self.step)
-
-    @property
-    def evaluated_at(self) -> int:
-        return self.evaluations[-1][0] if self.evaluations else -1
-
-    @property
-    def open_cuts(self) -> set[int]:
-        """Those that somebody was asked to write and that have yet to be published, in any order."""
-        writing = self.checkpoints.writing
-        cuts = {s.cut for s in self.saves} | {s.cut for s, _, _ in self.written}
-        return cuts | ({writing.cut} if writing is not None else set())
-
-    @property
-    def _may_save(self) -> bool:
-        """Whether the clock may ask for a checkpoint."""
-        c = self.checkpoints
-        idle = c.writing is None and all(s.lasting for s in self.saves) and not self.stopping
-        news = self.step > c.newest.position.version and not self.trained_out
-        return idle and news and self.membership.training and bool(self.membership.holder())
 
     # Routing.
 
@@ -342,13 +213,6 @@ class AllreduceJob:
         out = m.leave(name, now)
         return told + self._save_before_all_leave() + out  # asked before it hears that it may go
 
-    def _save_before_all_leave(self, lost: str = "") -> list[Command]:
-        """What leavers hold would be gone with them."""
-        leavers = self.membership.only_leavers(but=lost)
-        if not leavers or not self.step or self._saving_now:
-            return []
-        return self._save(NEXT, False, leavers[-1])
-
     def _trains(self, now: float) -> list[Command]:
         for r in self.recoveries:
             if r.seconds is None:
@@ -374,10 +238,6 @@ class AllreduceJob:
         self.saves = [s for s in self.saves if s not in left]
         return [SettleSave(s.cut, "", s.worker) for s in left]
 
-    def stands_at(self, step: int, records: int) -> None:
-        """So many steps are in the model; they trained so many records, if the plan does not know it."""
-        self.step, self.records = step, self.terms.plan.trained(step, records)
-
     def _records_of(self, world: StartWorld) -> int:
         """Trained in the state that a world begins with: as the checkpoint says, or who brings that state."""
         saved = [c.position.records for c in self.checkpoints.known if c.directory == world.directory]
@@ -398,86 +258,6 @@ class AllreduceJob:
         if len(self.bad_records) > self.terms.max_bad_records:
             return [FinishJob(FAILED, bad.one_too_many(self.terms.max_bad_records))]
         return [Announce(f"{bad.name} cannot be trained and is set aside ({len(self.bad_records)} so far)")]
-
-    # Saving.
-
-    @property
-    def _saving_now(self) -> bool:
-        return any(s.at == NEXT for s in self.saves)
-
-    def _save(self, at: int, lasting: bool, worker: str = "") -> list[Command]:
-        worker = worker or self.membership.holder()
-        self.cuts += 1
-        self.saves.append(Save(self.cuts, worker, at, lasting))
-        return [SaveState(worker, self.cuts, at)]
-
-    def _due(self, now: float) -> list[Command]:
-        """Saves that the schedule asks for: of the lasting ones the worker is told in time."""
-        c = self.checkpoints
-        if not self.membership.training or self.stopping or not self.membership.holder():
-            return []
-        out: list[Command] = []
-        if c.schedule.steps and not any(s.lasting for s in self.saves):
-            done = [k.position.version for k in c.known if k.lasting] + [w[1] for w in self.written]
-            done += [c.writing.position.version] if c.writing is not None and c.writing.lasting else []
-            at = (max([*done, self.unsaved, self.step - 1]) // c.schedule.steps + 1) * c.schedule.steps
-            if at <= (self.terms.plan.total_steps or (self.step if self.trained_out else at)):
-                out += self._save(at, True)
-        if self._may_save and c.next_time is not None and now >= c.next_time:
-            out += self._save(NEXT, False)
-        return out
-
-    def _wrote(self, worker: str, cut: int, part: str, error: str, now: float) -> list[Command]:
-        save = next((s for s in self.saves if s.cut == cut), None)
-        if save is None:
-            return [SettleSave(cut, "", worker)]
-        self.saves.remove(save)
-        if error:
-            told = Announce(f"the checkpoint could not be written ({worker}: {error}); training goes on")
-            if self.stopping:
-                return [FinishJob(FAILED, f"the checkpoint could not be written: {worker}: {error}")]
-            self.checkpoints.started(now)
-            self.unsaved = max(self.unsaved, save.at)  # not tried again at each step: the next one that is due
-            return [SettleSave(cut, "", worker), told]
-        self.written.append((save, int(json.loads(part)["step"]), part))
-        return self._publish(now)
-
-    def _publish(self, now: float) -> list[Command]:
-        if self.checkpoints.writing is not None or not self.written:
-            return []
-        save, step, part = self.written.pop(0)
-        self.checkpoints.servers = (save.worker,)
-        records = self.terms.plan.trained(step, int(json.loads(part).get("records", 0)))
-        self.checkpoints.begin(save.cut, Position(version=step, records=records), save.lasting, False, now)
-        return self.checkpoints.wrote(save.worker, save.cut, part)
-
-    def _published(self, cut: int, directory: str, error: str, now: float) -> list[Command]:
-        writing = self.checkpoints.writing
-        if writing is None or writing.cut != cut:
-            return []
-        if error:
-            out = self.checkpoints.give_up()
-            self.unsaved = max(self.unsaved, writing.position.version if writing.lasting else 0)
-            if self.stopping:
-                return [*out, FinishJob(FAILED, f"the checkpoint could not be published: {error}")]
-            out.append(Announce(f"the checkpoint could not be published ({error}); training goes on"))
-            return out + self._publish(now)
-        checkpoint, out = self.checkpoints.published(directory)
-        step = checkpoint.position.version
-        self.checkpoint, self.membership.checkpoint = directory, (directory, step)
-        out.append(Announce(f"the checkpoint of step {step} is in {directory}"))
-        if self.stopping and cut == self.last_cut:
-            return [*out, FinishJob(STOPPED, f"{self.stopping}; the checkpoint holds step {step}")]
-        return out + self._publish(now)
-
-    def _damaged(self, error: str) -> list[Command]:
-        """The newest checkpoint cannot be read: the one before it, if there is one."""
-        bad = self.checkpoints.newest
-        if self.checkpoints.damaged() is None:
-            return [FinishJob(FAILED, f"nothing to go on from: {bad}: {error}")]
-        to = self.checkpoints.newest
-        self.membership.checkpoint = (to.directory, to.position.version)
-        return [Announce(f"the checkpoint of {bad} cannot be used: {error}; going on from {to}")]
 
     # People.
 
@@ -508,12 +288,6 @@ class AllreduceJob:
             return self._due(now)
         out = self._end_saves()
         return out + (self._conclude() if self.evaluated_out else self._due(now))
-
-    def _end_saves(self) -> list[Command]:
-        """Where the number of steps was not known beforehand, some step to save at may never come."""
-        never = [s for s in self.saves if s.at > self.step]
-        self.saves = [s for s in self.saves if s not in never]
-        return [SettleSave(s.cut, "", s.worker) for s in never]
 
     def _conclude(self) -> list[Command]:
         """Everything is trained."""

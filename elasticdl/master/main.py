@@ -14,7 +14,8 @@ from google.protobuf.json_format import MessageToDict
 
 from elasticdl import faults
 from elasticdl.cluster.local import LocalCluster
-from elasticdl.core.allreduce_job import AllreduceJob, AllreduceTerms
+from elasticdl.core.allreduce_job import AllreduceJob
+from elasticdl.core.allreduce_state import AllreduceTerms
 from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.job import Job, Terms
 from elasticdl.core.plan import Plan

@@ -9,7 +9,8 @@ import pytest
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.allreduce_job import NEXT, AllreduceJob, AllreduceTerms
+from elasticdl.core.allreduce_job import AllreduceJob
+from elasticdl.core.allreduce_state import NEXT, AllreduceTerms
 from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.membership import LAST_CALL_SECONDS, NOTHING, STRANGERS_SECONDS
 from elasticdl.core.replicas import CRASHED, FINISHED, PREEMPTED, Budget

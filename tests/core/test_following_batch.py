@@ -7,7 +7,8 @@ from typing import Any
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.allreduce_job import NEXT, AllreduceJob, AllreduceTerms
+from elasticdl.core.allreduce_job import AllreduceJob
+from elasticdl.core.allreduce_state import NEXT, AllreduceTerms
 from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.replicas import Budget
 from elasticdl.core.steps import StepPlan

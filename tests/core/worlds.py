@@ -16,7 +16,8 @@ from pydantic import TypeAdapter
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.allreduce_job import AllreduceJob, AllreduceTerms
+from elasticdl.core.allreduce_job import AllreduceJob
+from elasticdl.core.allreduce_state import AllreduceTerms
 from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.membership import NOTHING, Membership, Phase, State
 from elasticdl.core.replicas import CRASHED, FINISHED, PREEMPTED, Budget

@@ -1,0 +1,107 @@
+"""What becomes of the states that workers of an all-reduce job write: asked for, written, published, or lost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from elasticdl.core.allreduce_state import NEXT, AllreduceState, Save
+from elasticdl.core.commands import Announce, Command, FinishJob, SaveState, SettleSave
+from elasticdl.core.job_state import FAILED, STOPPED
+from elasticdl.core.plan import Position
+
+
+@dataclass
+class SavingJob(AllreduceState):
+    """Everything that is decided about checkpoints."""
+
+    @property
+    def _saving_now(self) -> bool:
+        return any(s.at == NEXT for s in self.saves)
+
+    def _save(self, at: int, lasting: bool, worker: str = "") -> list[Command]:
+        worker = worker or self.membership.holder()
+        self.cuts += 1
+        self.saves.append(Save(self.cuts, worker, at, lasting))
+        return [SaveState(worker, self.cuts, at)]
+
+    def _due(self, now: float) -> list[Command]:
+        """Saves that the schedule asks for: of the lasting ones the worker is told in time."""
+        c = self.checkpoints
+        if not self.membership.training or self.stopping or not self.membership.holder():
+            return []
+        out: list[Command] = []
+        if c.schedule.steps and not any(s.lasting for s in self.saves):
+            done = [k.position.version for k in c.known if k.lasting] + [w[1] for w in self.written]
+            done += [c.writing.position.version] if c.writing is not None and c.writing.lasting else []
+            at = (max([*done, self.unsaved, self.step - 1]) // c.schedule.steps + 1) * c.schedule.steps
+            if at <= (self.terms.plan.total_steps or (self.step if self.trained_out else at)):
+                out += self._save(at, True)
+        if self._may_save and c.next_time is not None and now >= c.next_time:
+            out += self._save(NEXT, False)
+        return out
+
+    def _wrote(self, worker: str, cut: int, part: str, error: str, now: float) -> list[Command]:
+        save = next((s for s in self.saves if s.cut == cut), None)
+        if save is None:
+            return [SettleSave(cut, "", worker)]
+        self.saves.remove(save)
+        if error:
+            told = Announce(f"the checkpoint could not be written ({worker}: {error}); training goes on")
+            if self.stopping:
+                return [FinishJob(FAILED, f"the checkpoint could not be written: {worker}: {error}")]
+            self.checkpoints.started(now)
+            self.unsaved = max(self.unsaved, save.at)  # not tried again at each step: the next one that is due
+            return [SettleSave(cut, "", worker), told]
+        self.written.append((save, int(json.loads(part)["step"]), part))
+        return self._publish(now)
+
+    def _publish(self, now: float) -> list[Command]:
+        if self.checkpoints.writing is not None or not self.written:
+            return []
+        save, step, part = self.written.pop(0)
+        self.checkpoints.servers = (save.worker,)
+        records = self.terms.plan.trained(step, int(json.loads(part).get("records", 0)))
+        self.checkpoints.begin(save.cut, Position(version=step, records=records), save.lasting, False, now)
+        return self.checkpoints.wrote(save.worker, save.cut, part)
+
+    def _published(self, cut: int, directory: str, error: str, now: float) -> list[Command]:
+        writing = self.checkpoints.writing
+        if writing is None or writing.cut != cut:
+            return []
+        if error:
+            out = self.checkpoints.give_up()
+            self.unsaved = max(self.unsaved, writing.position.version if writing.lasting else 0)
+            if self.stopping:
+                return [*out, FinishJob(FAILED, f"the checkpoint could not be published: {error}")]
+            out.append(Announce(f"the checkpoint could not be published ({error}); training goes on"))
+            return out + self._publish(now)
+        checkpoint, out = self.checkpoints.published(directory)
+        step = checkpoint.position.version
+        self.checkpoint, self.membership.checkpoint = directory, (directory, step)
+        out.append(Announce(f"the checkpoint of step {step} is in {directory}"))
+        if self.stopping and cut == self.last_cut:
+            return [*out, FinishJob(STOPPED, f"{self.stopping}; the checkpoint holds step {step}")]
+        return out + self._publish(now)
+
+    def _damaged(self, error: str) -> list[Command]:
+        """The newest checkpoint cannot be read: the one before it, if there is one."""
+        bad = self.checkpoints.newest
+        if self.checkpoints.damaged() is None:
+            return [FinishJob(FAILED, f"nothing to go on from: {bad}: {error}")]
+        to = self.checkpoints.newest
+        self.membership.checkpoint = (to.directory, to.position.version)
+        return [Announce(f"the checkpoint of {bad} cannot be used: {error}; going on from {to}")]
+
+    def _save_before_all_leave(self, lost: str = "") -> list[Command]:
+        """What leavers hold would be gone with them."""
+        leavers = self.membership.only_leavers(but=lost)
+        if not leavers or not self.step or self._saving_now:
+            return []
+        return self._save(NEXT, False, leavers[-1])
+
+    def _end_saves(self) -> list[Command]:
+        """Where the number of steps was not known beforehand, some step to save at may never come."""
+        never = [s for s in self.saves if s.at > self.step]
+        self.saves = [s for s in self.saves if s not in never]
+        return [SettleSave(s.cut, "", s.worker) for s in never]
