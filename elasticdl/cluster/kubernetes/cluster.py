@@ -14,6 +14,7 @@ from elasticdl.cluster.board import Board
 from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.ledger import Ledger
 from elasticdl.cluster.kubernetes.reading import (
+    CONTAINER,
     EVENT_REASONS,
     KILLED,
     STOPPED,
@@ -313,5 +314,6 @@ def _deletion(uid: str, grace_seconds: int) -> dict[str, Any]:
 
 
 def _main(pod: Pod) -> str:
-    found: str = pod["spec"]["containers"][0]["name"]
-    return found
+    """The replica's own container: others may have been put beside it."""
+    found = [str(container["name"]) for container in pod["spec"]["containers"]]
+    return CONTAINER if CONTAINER in found else found[0]
