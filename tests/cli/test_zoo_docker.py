@@ -34,7 +34,7 @@ Output = pytest.CaptureFixture[str]
 
 def _engine() -> object | None:
     try:
-        return docker.from_env(timeout=10).api
+        return docker.from_env(timeout=120).api
     except docker.errors.DockerException:
         return None
 
@@ -293,7 +293,8 @@ def test_a_zoo_on_local_wheels_runs_as_nobody_special_and_a_changed_model_costs_
     assert main(["zoo", "build", f"--image={image}", "."]) == 0
     capsys.readouterr()
     program = (
-        "import os, torch, keras, elasticdl.ps._native; from elasticdl.frameworks import model_file as m; "
+        "import os; os.environ['KERAS_BACKEND'] = 'torch'; "
+        "import torch, keras, elasticdl.ps._native; from elasticdl.frameworks import model_file as m; "
         "print(os.getuid(), m.locate(m.ModelRequest('model_zoo', 'mnist.mnist_functional_api.custom_model')).file, "
         "m.locate(m.ModelRequest('model_zoo', 'mnist_functional_api.mnist_functional_api.custom_model')).file)"
     )
