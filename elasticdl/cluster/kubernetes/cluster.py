@@ -214,21 +214,29 @@ class KubernetesCluster:
 
     async def _delete(self, name: str, how: str, grace_seconds: int) -> None:
         self._check_open()
-        pod = await self._get(name)
-        if pod is None or phase_of(pod) is ReplicaPhase.GONE:
-            return
-        meta = pod["metadata"]
-        said = meta.get("annotations", {}).get(names.ANNOTATION_ENDING)
-        if leaving(pod) and meta.get("deletionGracePeriodSeconds", 0) <= grace_seconds and said in (how, KILLED):
-            return
-        uid, path = meta["uid"], f"{self._home}/pods/{name}"
-        with _unless_gone():
-            if not leaving(pod) or said is not None:  # what others delete stays theirs
-                mark = {"metadata": {"uid": uid, "annotations": {names.ANNOTATION_ENDING: how}}}
-                await self._api.call("PATCH", path, body=mark, content_type="application/merge-patch+json")
-            answer = await self._api.call("DELETE", path, body=_deletion(uid, grace_seconds))
-            if answer.get("kind") == "Pod":
-                self._take(answer)
+        path, meant, pauses = f"{self._home}/pods/{name}", "", Pauses()
+        while True:
+            pod = await self._get(name)
+            if pod is None or phase_of(pod) is ReplicaPhase.GONE:
+                return
+            meta = pod["metadata"]
+            uid, said = meta["uid"], meta.get("annotations", {}).get(names.ANNOTATION_ENDING)
+            soon_enough = leaving(pod) and meta.get("deletionGracePeriodSeconds", 0) <= grace_seconds
+            if meant not in ("", uid) or (soon_enough and said in (how, KILLED)):
+                return
+            meant = uid
+            try:
+                if not leaving(pod) or said is not None:  # what others delete stays theirs
+                    mark = {"metadata": {"uid": uid, "annotations": {names.ANNOTATION_ENDING: how}}}
+                    await self._api.call("PATCH", path, body=mark, content_type="application/merge-patch+json")
+                answer = await self._api.call("DELETE", path, body=_deletion(uid, grace_seconds))
+                if answer.get("kind") == "Pod":
+                    self._take(answer)
+                return
+            except ApiRefused as refusal:
+                if refusal.code not in (404, 409):
+                    raise
+            await asyncio.sleep(pauses.next())  # it changed, went or was replaced since we looked: look again
 
     async def _make_room(self, pod: Pod, ended: bool) -> None:
         """Until the name can be used again."""
