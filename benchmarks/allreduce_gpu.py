@@ -14,6 +14,7 @@ One GPU cannot show an exchange between GPUs, nor overlap with one: a world of o
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import sys
 import tempfile
@@ -168,7 +169,9 @@ def checkpoints(bench: Bench, rounds: int) -> dict[str, Any]:
             saver = Saver(say)
             began = time.perf_counter()
             where, step = Path(folder) / str(number), elastic.committed_steps
-            stalls.append(bench.timed(lambda s=saver, w=where, n=step: s.save(n, w, elastic.state(), n, 1)))
+            records = elastic.records_trained
+            save = functools.partial(saver.save, step, where, step=step, generation=1, records=records)
+            stalls.append(bench.timed(lambda save=save: save(state=elastic.state())))
             while not written.is_set():
                 meanwhile.append(bench.timed(ours))
             wrote.append(time.perf_counter() - began)
