@@ -136,9 +136,14 @@ class Connections:
             header = Header(op, first + place, self.timeline, **fields)
             frames = [header.pack(), *cut(parts)]
             pending.frames[first + place] = (server, frames)
-            self._sockets[server].send_multipart(frames, copy=False)
+            self._send(server, frames)
         self._request += len(requests)
         self._collect(op, pending, first, take)
+
+    def _send(self, server: int, frames: list[Any]) -> None:
+        """What cannot be sent, since the server ended the connection, is sent again with what was not answered."""
+        with contextlib.suppress(zmq.Again):
+            self._sockets[server].send_multipart(frames, zmq.NOBLOCK, copy=False)
 
     def _collect(self, op: Op, pending: _Pending, first: int, take: Callable[[int, Reply], None]) -> None:
         began, wait = time.monotonic(), self._resend_seconds
@@ -155,7 +160,7 @@ class Connections:
             now = time.monotonic()
             if now >= resend:
                 for server, frames in pending.frames.values():
-                    self._sockets[server].send_multipart(frames, copy=False)
+                    self._send(server, frames)
                 # Slower each time: a server that writes a checkpoint is not helped by more copies.
                 wait = min(2 * wait, LAST_RESEND_SECONDS)
                 resend = now + wait
