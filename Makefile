@@ -33,7 +33,7 @@ test-zoo: $(VENV)/.dev  ## Whole MNIST jobs: one worker, two, and one killed eve
 	$(BIN)/python -m pytest -q tests/zoo -m long
 
 test-k8s: $(VENV)/.dev  ## On a Kubernetes cluster: the context K8S_CONTEXT, else one that is reachable, else one started for it.
-	PYTHON=$(BIN)/python ELASTICDL_K8S_CONTEXT=$(K8S_CONTEXT) scripts/test_k8s.sh
+	PYTHON=$(BIN)/python ELASTICDL_K8S_CONTEXT="$(or $(K8S_CONTEXT),$(ELASTICDL_K8S_CONTEXT))" scripts/test_k8s.sh
 
 test-backends: $(VENV)-jax/.ready $(VENV)-tensorflow/.ready  ## The Trainable contract and a whole job on JAX and on TensorFlow.
 	KERAS_BACKEND=jax $(VENV)-jax/bin/python -m pytest -q tests/frameworks/test_backends.py

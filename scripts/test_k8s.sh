@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests that need a Kubernetes cluster (those marked `kubernetes`).
+# Runs the tests that need a Kubernetes cluster or a Docker engine (those marked `kubernetes` and `docker`; the latter
+# are skipped where no engine answers).
 #
 #   scripts/test_k8s.sh [--context NAME] [pytest arguments]
 #
@@ -9,7 +10,8 @@
 #   3. the cluster that ../shared/kube/cluster starts on this machine, if that is there; it is stopped afterwards.
 #
 # The tests make namespaces of their own and remove them. Their pods run the image ELASTICDL_K8S_IMAGE (with sh, mkfifo
-# and python3; debian-python:bookworm by default) with the pull policy ELASTICDL_K8S_PULL (Never by default).
+# and python3; python:3.11-slim by default) with the pull policy ELASTICDL_K8S_PULL (IfNotPresent by default). The cluster
+# that is started here has an image of its own, and pulls none.
 # PYTHON is the Python that has ElasticDL and its development tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -47,11 +49,13 @@ elif [ -x "$local_cluster" ]; then
   said=$("$local_cluster" up 2>&1 | tee /dev/stderr)
   KUBECONFIG=${said##*KUBECONFIG=}  # its last words
   export KUBECONFIG
+  export ELASTICDL_K8S_IMAGE=${ELASTICDL_K8S_IMAGE:-debian-python:bookworm}
+  export ELASTICDL_K8S_PULL=${ELASTICDL_K8S_PULL:-Never}
   reachable || { say "the cluster was started and is not reachable"; exit 1; }
 else
   say "no cluster is reachable, and there is no $local_cluster to start one; name a context: $0 --context NAME"
   exit 2
 fi
 
-ELASTICDL_K8S=1 ELASTICDL_K8S_CONTEXT="$context" \
-  "$python" -m pytest -q -m kubernetes "${@:-tests}"
+[ $# -gt 0 ] || set -- tests/cluster tests/cli
+ELASTICDL_K8S=1 ELASTICDL_K8S_CONTEXT="$context" "$python" -m pytest -q -m "kubernetes or docker" "$@"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import io
 import json
 import os
@@ -18,6 +19,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,23 +34,37 @@ BASE = os.environ.get("ELASTICDL_TEST_BASE_IMAGE", "debian-python:bookworm")
 Output = pytest.CaptureFixture[str]
 
 
-def _engine() -> object | None:
-    try:
-        return docker.from_env(timeout=120).api
-    except docker.errors.DockerException:
-        return None
-
-
-ENGINE = _engine()
-NAMES = [name for image in ENGINE.images() for name in image["RepoTags"] or []] if ENGINE else []
-pytestmark = [pytest.mark.docker, pytest.mark.skipif(ENGINE is None, reason="no Docker engine answers")]
-needs_base = pytest.mark.skipif(BASE not in NAMES, reason=f"no image {BASE}; name one in ELASTICDL_TEST_BASE_IMAGE")
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("engine")]
+needs_base = pytest.mark.usefixtures("base_image")
 WHEELS = Path(os.environ.get("ELASTICDL_TEST_WHEELS", ROOT / "build"))
 needs_wheels = pytest.mark.skipif(
     not (list(WHEELS.glob("elasticdl-*.whl")) and list(WHEELS.glob("torch-*.whl"))),
     reason="needs wheels of ElasticDL (scripts/docker_build_wheel.sh) and PyTorch in build/ or ELASTICDL_TEST_WHEELS",
 )
 needs_registry = pytest.mark.skipif(docker_registry.PROGRAM is None, reason="docker-registry is not installed")
+
+
+@functools.cache
+def _engine() -> Any:
+    """The engine; None where none answers soon."""
+    try:
+        found = docker.from_env(timeout=5).api
+    except docker.errors.DockerException:
+        return None
+    found.timeout = 120
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine() -> None:
+    if _engine() is None:
+        pytest.skip("no Docker engine answers")
+
+
+@pytest.fixture(scope="module")
+def base_image(engine: None) -> None:
+    if BASE not in (name for image in _engine().images() for name in image["RepoTags"] or []):
+        pytest.skip(f"no image {BASE}; name one in ELASTICDL_TEST_BASE_IMAGE")
 
 
 @pytest.fixture
@@ -72,21 +88,21 @@ def image() -> Iterator[str]:
 
 def _remove(name: str) -> None:
     with contextlib.suppress(docker.errors.APIError):
-        ENGINE.remove_image(name, force=True)
+        _engine().remove_image(name, force=True)
 
 
 def _files(image: str) -> set[str]:
-    container = ENGINE.create_container(image, "nothing")["Id"]
+    container = _engine().create_container(image, "nothing")["Id"]
     try:
-        stream, _ = ENGINE.get_archive(container, "/model_zoo")
+        stream, _ = _engine().get_archive(container, "/model_zoo")
         return set(tarfile.open(fileobj=io.BytesIO(b"".join(stream))).getnames())
     finally:
-        ENGINE.remove_container(container)
+        _engine().remove_container(container)
 
 
 def _tagged(image: str, registry: str) -> str:
     name = f"{registry}/{image}"
-    ENGINE.tag(image, *name.rsplit(":", 1))
+    _engine().tag(image, *name.rsplit(":", 1))
     return name
 
 

@@ -30,8 +30,8 @@ from elasticdl.job import names
 from .hearing import hear
 from .stages import Stage
 
-IMAGE = os.environ.get("ELASTICDL_K8S_IMAGE", "debian-python:bookworm")  # with sh, mkfifo and python3
-PULL = os.environ.get("ELASTICDL_K8S_PULL", "Never")
+IMAGE = os.environ.get("ELASTICDL_K8S_IMAGE", "python:3.11-slim")  # with sh, mkfifo and python3
+PULL = os.environ.get("ELASTICDL_K8S_PULL", "IfNotPresent")
 CONTEXT = os.environ.get("ELASTICDL_K8S_CONTEXT") or None
 JOB = "contract"
 MANIFESTS = Path(__file__).parents[2] / "manifests"
