@@ -198,18 +198,25 @@ class _Gradients:
         self._tensors, self._arrived = list(tensors), arrived
         self._quiet, self._watching = False, False
         self._seen: dict[int, tuple[Any, int]] = {}  # gradients, and how often they had been written to
+        self._kept: dict[int, Any] = {}  # what was in them: what is written through .data is not counted
         self._hooks = [t.register_post_accumulate_grad_hook(self._hook(n)) for n, t in enumerate(self._tensors)]
         self._noisy = False
 
     def begin(self) -> None:
-        self._seen.clear()
+        self.forget()
         self._watching = True
+
+    def forget(self) -> None:
+        """Nothing is being computed."""
+        self._seen.clear()
+        self._kept.clear()
+        self._watching = False
 
     def end(self, gone: bool) -> None:
         """The part is done; `gone` when some of its gradients were taken as final."""
-        self._watching = False
         changed = any(self._tensors[n].grad is not g or g._version != v for n, (g, v) in self._seen.items())
-        self._seen.clear()
+        changed = changed or any(not _same(_plain(self._tensors[n].grad), kept) for n, kept in self._kept.items())
+        self.forget()
         if changed and gone:
             raise ElasticDLError(
                 "gradients were changed after backward(), when they were added up, or sent to other workers, already. "
@@ -230,8 +237,15 @@ class _Gradients:
                 self._seen[number] = (tensor.grad, tensor.grad._version)
             if first and self._quiet:
                 self._arrived(number, tensor.grad)
+            elif first and not self._noisy:
+                self._kept[number] = _plain(tensor.grad).clone()
 
         return arrived
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit: what is not a number is not equal to itself."""
+    return torch.equal(one.view(torch.int32), other.view(torch.int32))
 
 
 def _plain(gradient: Any) -> Any:
