@@ -110,7 +110,8 @@ class WorldSession:
         elif kind == "save":
             if message.save.cut in self.wrote:
                 return [pb.FromReplica(wrote=self.wrote[message.save.cut])]
-            self.saves[message.save.cut] = message.save
+            if message.save.cut not in self.unsettled:  # what is being written is not begun again, in the same folder
+                self.saves[message.save.cut] = message.save
         elif kind == "settle":
             self.saves.pop(message.settle.cut, None)
             self.wrote.pop(message.settle.cut, None)

@@ -344,6 +344,16 @@ def test_what_was_written_is_said_in_every_hello_until_it_is_settled() -> None:
     assert not it.hello().hello.wrote
 
 
+def test_a_checkpoint_that_is_being_written_is_not_begun_again_when_it_is_asked_for_again() -> None:
+    """A master that hears a Hello repeats what it asked for, and does not know how far it is."""
+    it = training()
+    it.receive(save(1))
+    it.begin_save(1)
+    assert it.receive(save(1)) == [] and it.todo() is Todo.TRAIN
+    (wrote,) = it.saved(1, '{"step": 1}', "")
+    assert it.receive(save(1)) == [wrote] and it.todo() is Todo.TRAIN
+
+
 def test_evaluations_are_remembered_for_a_master_that_missed_them() -> None:
     it = training()
     for version in range(20):
