@@ -200,3 +200,13 @@ def test_the_audit_names_records_that_were_trained_too_often_or_never() -> None:
     wrong = torch.tensor([2.0, 2, 3, 2, 1, 2])
     with pytest.raises(ModelError, match=r"12 of 12 .* record 2 3 times, record 4 1 times"):
         audit.verdict(wrong, 12)
+
+
+def test_the_audit_counts_records_that_are_lost_although_others_were_set_aside() -> None:
+    """In the middle of an epoch each record may lack one time: only the sum tells that some do who should not."""
+    told = audit.verdict(torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 0]), 4, [7])
+    assert told == "3 records trained, none more than 1 time, 1 set aside"
+    assert audit.verdict(torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 1]), 4, [7]).startswith("4 records trained")
+    for wrong in ([1.0, 1, 0, 0, 0, 0, 0, 0], [1.0, 1, 0, 0, 0, 0, 0, 1], [1.0, 1, 1, 1, 1, 0, 0, 0]):
+        with pytest.raises(ModelError, match=r"of 4 records were trained; wrong are: none"):
+            audit.verdict(torch.tensor(wrong), 4, [7])
