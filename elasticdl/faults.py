@@ -8,6 +8,7 @@ that stands there already does not fire again, so that a replica that comes back
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from collections import Counter
@@ -74,6 +75,7 @@ def point(name: str) -> None:
     log = os.environ.get("ELASTICDL_FAULT_LOG")
     if log:
         with Path(log).open("a+") as f:
+            fcntl.flock(f, fcntl.LOCK_EX)  # of several replicas that come here at once, one dies
             f.seek(0)
             if entry in f.read().split():
                 return
