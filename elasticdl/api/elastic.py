@@ -181,7 +181,8 @@ class Elastic:
             raise ElasticDLError("elastic.step(loss) takes one part of elastic.parts(), and there is none")
         part, self._current = self._current, None
         if loss is None:
-            self._sums.skip(part.virtual)
+            self._model.abandon()
+            self._sums.abandon(part.virtual)
         else:
             self._sums.add(part.virtual, loss, part.records if self._terms.audit else None)
         self._sizes.add(len(part))

@@ -100,6 +100,17 @@ class PlainSums:
             self._tail[self._moves + 1 :][torch.as_tensor(records, device=self._tail.device)] += 1.0
         self._done.add(virtual)
 
+    def abandon(self, virtual: int) -> None:
+        """The part that was begun gives nothing."""
+        if self._gradients is not None:
+            self._gradients.forget()
+        if self._ready:
+            raise ElasticDLError(
+                "elastic.step(None) came after backward(), when gradients of the part were added up, or sent to other "
+                "workers, already. Call it without backward(), or train with --deterministic=true."
+            )
+        self.skip(virtual)
+
     def skip(self, virtual: int) -> None:
         """A part without records gives nothing."""
         self._done.add(virtual)
@@ -245,7 +256,7 @@ class _Gradients:
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Bit for bit: what is not a number is not equal to itself."""
-    return torch.equal(one.view(torch.int32), other.view(torch.int32))
+    return bool(torch.equal(one.view(torch.int32), other.view(torch.int32)))
 
 
 def _plain(gradient: Any) -> Any:

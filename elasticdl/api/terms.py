@@ -32,6 +32,9 @@ class Model(Protocol):
     def contribute(self, weight: float) -> torch.Tensor:
         """What the part gave, means over its records, times `weight`, and room; go back to what was committed."""
 
+    def abandon(self) -> None:
+        """The part gives nothing; go back to what was committed."""
+
     def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float) -> None:
         """Commit a step with the means over all its records, the learning rate multiplied by `rate_scale`."""
 

@@ -63,6 +63,9 @@ class TorchModel:
                 found[: len(found) - self.room] *= weight
         return found
 
+    def abandon(self) -> None:
+        self._part.close()
+
     def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float = 1.0) -> None:
         for parameter, gradient in zip(self.values.trainable, self.values.gradients(mean), strict=True):
             parameter.grad = gradient

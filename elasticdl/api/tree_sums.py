@@ -54,6 +54,10 @@ class TreeSums:
             vector[size + 1 :][torch.as_tensor(records, device=vector.device)] = 1.0
         self._sums.add(virtual, vector)
 
+    def abandon(self, virtual: int) -> None:
+        """The part that was begun gives nothing."""
+        self.skip(virtual)
+
     def skip(self, virtual: int) -> None:
         """A part without records is zeros."""
         self._sums.add(virtual, torch.zeros(self._model.size + 1 + self._more, device=self._model.device))

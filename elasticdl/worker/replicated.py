@@ -58,6 +58,10 @@ class ReplicaModel:
             given[: len(given) - self.room] *= weight
         return given
 
+    def abandon(self) -> None:
+        """Its parts end by themselves."""
+        self._given = None
+
     def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float) -> None:
         self.replica.apply(mean, step, epoch, rate_scale)
 

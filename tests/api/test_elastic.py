@@ -68,6 +68,39 @@ def test_a_part_that_is_not_answered_for_is_an_error() -> None:
         elastic.step(0.0)
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_part_may_be_given_up_and_the_next_one_starts_from_what_was_committed(deterministic: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(1, affine=False), torch.nn.Linear(1, 1))
+    elastic = loop(model, records=16, num_epochs=1, deterministic=deterministic)
+    statistics = committed = model[0].running_mean.item()
+    bias = model[1].bias.item()
+    for part in elastic.parts():
+        assert model[0].running_mean.item() == committed
+        loss = model(torch.full((len(part), 1), 2.0)).mean()
+        if part.virtual == 3:
+            done = elastic.step(None)
+        else:
+            loss.backward()
+            done = elastic.step(loss)
+        if done:  # three parts of four moved the mean by a tenth of the way to 2, the fourth by nothing
+            committed = model[0].running_mean.item()
+            statistics += 0.1 * (2.0 - statistics) * 0.75
+            assert committed == pytest.approx(statistics)
+    assert elastic.committed_steps == 2
+    assert model[1].bias.item() == pytest.approx(bias - 2 * 0.1 * 0.75)
+
+
+def test_a_part_given_up_when_its_gradients_are_gone_is_an_error_and_not_a_wrong_sum() -> None:
+    model = torch.nn.Linear(1, 1)
+    elastic = loop(model, deterministic=False)
+    with pytest.raises(ElasticDLError, match=r"step\(None\) came after backward"):
+        for part in elastic.parts():
+            loss = model(torch.ones(len(part), 1)).mean()
+            loss.backward()
+            elastic.step(None if part.virtual == 2 else loss)
+    assert elastic.committed_steps == 0
+
+
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 def test_a_step_whose_gradients_are_not_finite_fails_or_moves_nothing(policy: str) -> None:
     model = torch.nn.Linear(1, 1)
