@@ -45,15 +45,14 @@ class PartsAhead:
         try:
             minibatch, records, numbers = current.result()
             return minibatch or self._feed_here(part, records, numbers)
-        except (ModelError, DataError) as error:
-            failed = error
+        except (ModelError, DataError):
+            pass  # it may be gone when it is tried again
         finally:
             self._coming.pop(part, None)
         found = self._sifted(part)
-        if not found.bad:
-            raise failed  # together they fail, and none alone
         if not found.records:
             return Minibatch(None, None, np.empty(0, np.int64), found.bad)
+        # Where records fail together, and none alone, this raises.
         return replace(self._feed_here(part, found.records, np.array(found.numbers)), bad=found.bad)
 
     def _sifted(self, part: Part) -> Sieve:

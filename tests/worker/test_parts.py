@@ -13,6 +13,7 @@ import torch
 
 from elasticdl.core.steps import StepPlan
 from elasticdl.data.reader import open_reader
+from elasticdl.errors import DataError, ModelError
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.batches import Source
 from elasticdl.worker.parts import PartsAhead
@@ -82,3 +83,33 @@ def test_a_feed_that_begins_to_draw_late_is_noticed_and_called_in_the_training_t
 
     _, drew = taken(source, late, (0, 1))
     assert drew
+
+
+class Torn(Source):
+    """Its first read fails."""
+
+    reads = 0
+
+    def read(self, *arguments: Any) -> tuple[list[Any], Any]:
+        self.reads += 1
+        if self.reads == 1:
+            raise DataError("ids", "the connection was reset", "try again")
+        return super().read(*arguments)
+
+
+def test_a_read_error_that_is_gone_on_the_second_try_costs_nothing(source: Source) -> None:
+    torn = Torn(source.reader, source.dataset, SPEC, "training")
+    assert taken(torn, with_numpy, (0, 1)) == taken(source, with_numpy, (0, 1))
+    again = Torn(source.reader, source.dataset, SPEC, "training")
+    found = PartsAhead(again, plain, 0).take(PLAN.part(0, 0), ())
+    assert not found.bad and found.numbers.tolist() == source.read(0, 0, 4)[1].tolist()
+
+
+def test_records_that_fail_together_and_none_alone_end_the_job(source: Source) -> None:
+    def few(records, mode, metadata):
+        if len(records) > 2:
+            raise ModelError("m.py", "too many records")
+        return plain(records, mode, metadata)
+
+    with pytest.raises(ModelError, match="too many records"):
+        PartsAhead(source, few, 0).take(PLAN.part(0, 0), ())
