@@ -38,6 +38,12 @@ def test_what_is_left_keeps_its_order_and_each_bad_record_is_named(unreadable: s
     assert all(("torn" in error) == (n in unreadable) for n, error in found.bad.items())
 
 
+def test_a_feed_that_takes_no_single_record_costs_the_bad_one_s_neighbour_too() -> None:
+    found, _ = sieve(set(), {0}, least=2)
+    found.sift(0, len(NUMBERS))
+    assert found.numbers == [30, 10, 50, 20, 40] and set(found.bad) == {60, 0}
+
+
 def test_what_can_be_fed_as_a_whole_is_fed_once() -> None:
     found, fed = sieve(set(), set())
     found.sift(2, 6)
