@@ -77,8 +77,9 @@ class SavingJob(AllreduceState):
             out.append(Announce(f"the checkpoint could not be published ({error}); training goes on"))
             return out + self._publish(now)
         checkpoint, out = self.checkpoints.published(directory)
-        step = checkpoint.position.version
-        self.checkpoint, self.membership.checkpoint = directory, (directory, step)
+        step, newest = checkpoint.position.version, self.checkpoints.newest
+        self.checkpoint = newest.directory
+        self.membership.checkpoint = (newest.directory, newest.position.version)
         out.append(Announce(f"the checkpoint of step {step} is in {directory}"))
         if self.stopping and cut == self.last_cut:
             return [*out, FinishJob(STOPPED, f"{self.stopping}; the checkpoint holds step {step}")]

@@ -132,12 +132,13 @@ class Checkpoints:
         return [SettleSave(*self.settled)]
 
     def published(self, directory: str) -> tuple[Checkpoint, list[Command]]:
-        """The manifest is there: from now on this is what a rollback goes back to."""
+        """The manifest is there: from now on a rollback goes back to this, unless there is a newer one already."""
         w, self.writing = self.writing, None
         assert w is not None
         checkpoint = Checkpoint(directory, w.position, w.lasting)
         self.known = [c for c in self.known if c.directory != directory]  # of an older timeline, and overwritten
         self.known.append(checkpoint)
+        self.known.sort(key=lambda c: c.position.version)  # one that another worker writes may be overtaken
         self.settled = (w.cut, directory)
         return checkpoint, [SettleSave(*self.settled), *self._forget()]
 

@@ -386,6 +386,29 @@ def test_what_is_being_written_is_known_when_something_later_is_published() -> N
     assert 1 not in play.job.open_cuts, "who was to write it is gone"
 
 
+def test_a_checkpoint_that_was_overtaken_does_not_take_the_place_of_the_newer_one() -> None:
+    """A leaver writes slowly: meanwhile another worker wrote a later step."""
+    play = Play(schedule=Schedule(steps=4, seconds=10.0))
+    play.trains(W[0], W[1])
+    play.step(3)
+    play.leave(W[0])
+    play.enter((1, 4))
+    play.step(6, worker=W[1])
+    play.hear(e.TimePassed(), 10.0)
+    later = play.job.saves[-1]
+    assert (later.worker, later.at) == (W[1], NEXT)
+    play.wrote(6, cut=later.cut)
+    play.publish()
+    play.wrote(4, cut=1)
+    assert play.told(play.publish()) == ["the checkpoint of step 4 is in /c/step-4"]
+    assert play.job.checkpoint == "/c/step-6" and play.job.membership.checkpoint == ("/c/step-6", 6)
+    play.end(W[1])
+    play.join(W[2])
+    play.enter()
+    assert play.job.membership.begun.directory == "/c/step-6" and play.job.step == 6
+    assert play.replayed() == play.job
+
+
 def test_a_save_passes_to_another_when_its_worker_dies() -> None:
     play = Play(schedule=Schedule(steps=4))
     play.trains(W[0], W[1])

@@ -106,6 +106,16 @@ def test_servers_hear_that_what_they_wrote_came_to_nothing() -> None:
     assert made.joined("s0", 1) == [c.SettleSave(3, "", "s0")]
 
 
+def test_the_newest_is_the_one_with_the_most_steps_in_whatever_order_they_were_written() -> None:
+    made = checkpoints(keep=1)
+    for cut, version in ((1, 5), (3, 12), (2, 8)):
+        save(made, cut, version)
+    assert made.newest == Checkpoint("/c/version-12", Position(12))
+    assert [k.position.version for k in made.known] == [0, 8, 12], "the oldest is the one that goes"
+    before = made.damaged()
+    assert before is not None and before.position.version == 8
+
+
 # Keeping.
 
 
