@@ -17,7 +17,7 @@ from elasticdl.errors import Refused, Unreachable
 Object = dict[str, Any]
 
 # Answers of a server that is starting, overloaded or changing its leader.
-_PASSING = {429, 500, 502, 503, 504}
+PASSING = frozenset({429, 500, 502, 503, 504})
 _PAUSES = (0.1, 5.0)  # the first and the longest between two attempts
 
 
@@ -84,24 +84,24 @@ class KubernetesApi:
         deadline = loop.time() + limit
         renewed = False
         while (left := deadline - loop.time()) > 0:
-            headers = await self.credentials.headers()  # a plugin has a deadline of its own
             try:
+                headers = await self.credentials.headers()  # a plugin has a deadline of its own
                 async with asyncio.timeout(min(self._attempt_seconds, left)):
                     response = await self._send(method, path, headers, body, params, content_type)
                     async with response:
                         text = await response.text(errors="replace")
+                if response.status == 401 and not renewed:
+                    await self._renew()
+                    renewed = True
+                    continue
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 trouble = str(error) or type(error).__name__
             else:
                 if response.status < 400:
                     return text
                 refusal = _refusal(response.status, text)
-                if response.status == 401 and not renewed:
-                    renewed = True
-                    await self._renew()
-                    continue
                 # A quota that another request just changed: the same request may well pass.
-                if response.status not in _PASSING and (method, refusal.reason) != ("POST", "Conflict"):
+                if response.status not in PASSING and (method, refusal.reason) != ("POST", "Conflict"):
                     raise refusal
                 trouble = f"{response.status}: {refusal}"
             await asyncio.sleep(min(pauses.next(), max(0.0, deadline - loop.time())))
@@ -114,9 +114,9 @@ class KubernetesApi:
 
         Raises `ApiRefused`, with code 410 when the changes since that version are no longer known, and `Unreachable`.
         """
-        headers = await self.credentials.headers()
         asked = {**params, "watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(max(1, int(seconds)))}
         try:
+            headers = await self.credentials.headers()
             # A connection that died in silence would be waited for without end. Whoever watches must not wait for
             # anything else between two changes, since the deadline would end that instead.
             async with asyncio.timeout(seconds + self._attempt_seconds):
@@ -154,9 +154,9 @@ class KubernetesApi:
         if self._closed:
             raise Unreachable("the cluster is closed")
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
             if self.credentials.server.startswith("https"):
-                self._tls = self.credentials.tls()
+                self._tls = self.credentials.tls()  # first: it may fail, and is then tried again
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         if body is not None:
             headers = {**headers, "Content-Type": content_type}
         return await self._session.request(

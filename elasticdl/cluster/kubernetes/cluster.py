@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 from elasticdl.cluster.board import Board
-from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses
+from elasticdl.cluster.kubernetes.api import PASSING, ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.ledger import Ledger
 from elasticdl.cluster.kubernetes.reading import (
     CONTAINER,
@@ -31,7 +31,9 @@ LEAST_GRACE_SECONDS = 2  # a kubelet gives no less
 LOG_LINES, LOG_BYTES = 20, 64 * 1024
 INVESTIGATION_SECONDS = 2.0  # for the log and the events of a pod that ended
 KILL_OVERDUE_SECONDS = 5.0
-_PASSING = {401, 410, 429, 500, 502, 503, 504}
+SHORT_WATCH_SECONDS = 1.0  # no server is asked to end one sooner
+# Of a watch: it may go better with renewed credentials, and from the version of a new list.
+_TRIED_AGAIN = PASSING | {401, 410}
 
 
 class KubernetesCluster:
@@ -70,6 +72,7 @@ class KubernetesCluster:
         self._following: asyncio.Task[None] | None = None
         self._synced = asyncio.Event()
         self._failure: WireError | None = None
+        self._closed = False
         self._errands: set[asyncio.Task[None]] = set()
 
     # The protocol.
@@ -115,8 +118,9 @@ class KubernetesCluster:
 
     async def events(self) -> AsyncGenerator[ReplicaStatus, None]:
         self._check_open()
-        if self._following is None:
+        if self._following is None and not self._closed:
             self._following = asyncio.create_task(self._follow())
+            self._following.add_done_callback(self._followed)
         await self._synced.wait()
         async with contextlib.aclosing(self._board.watch()) as changes:
             async for status in changes:
@@ -125,6 +129,7 @@ class KubernetesCluster:
             raise self._failure
 
     async def close(self) -> None:
+        self._closed = True
         for handle in self._overdue.values():
             handle.cancel()
         tasks = [*self._errands, *filter(None, [self._following])]
@@ -141,11 +146,12 @@ class KubernetesCluster:
 
     async def _follow(self) -> None:
         """List, watch for a while, list again: whatever a watch missed, the next list has."""
-        loop, pauses, heard = asyncio.get_running_loop(), Pauses(), asyncio.get_running_loop().time()
+        loop, pauses, trouble = asyncio.get_running_loop(), Pauses(), ""
+        heard = loop.time()
         while True:
             try:
                 version = await self._sync()
-                heard = loop.time()
+                began = heard = loop.time()
                 self._synced.set()
                 params = {**self._ours, "resourceVersion": version}
                 watch = self._api.watch(f"{self._home}/pods", params, seconds=self._relist_seconds)
@@ -154,18 +160,32 @@ class KubernetesCluster:
                         heard, pauses = loop.time(), Pauses()
                         if kind != "BOOKMARK":
                             self._take(pod, deleted=kind == "DELETED")
-                continue
+                if loop.time() - began >= SHORT_WATCH_SECONDS:
+                    continue
             except ApiRefused as refusal:
-                trouble: WireError = refusal
-                hopeless = refusal.code not in _PASSING
+                if refusal.code not in _TRIED_AGAIN:
+                    raise
+                trouble = str(refusal)
             except WireError as error:
-                trouble, hopeless = error, isinstance(error, Refused) or not self._synced.is_set()
-            if hopeless or loop.time() - heard > self._outage_seconds:
-                self._failure = trouble if hopeless else Unreachable(f"no news of the pods: {trouble}")
-                self._board.close()
-                self._synced.set()
-                return
+                if isinstance(error, Refused) or not self._synced.is_set():
+                    raise
+                trouble = str(error)
+            if loop.time() - heard > self._outage_seconds:
+                raise Unreachable(f"no news of the pods: {trouble}")
             await asyncio.sleep(pauses.next())
+
+    def _followed(self, task: asyncio.Task[None]) -> None:
+        """Whatever ended the following, our own mistake too: who waits for events hears of it."""
+        if task.cancelled():
+            return  # by `close`
+        error = task.exception()
+        if isinstance(error, WireError):
+            self._failure = error
+        else:
+            self._failure = Unreachable(f"no news of the pods: {error!r}")
+            self._failure.__cause__ = error
+        self._board.close()
+        self._synced.set()
 
     async def _sync(self) -> str:
         """Take in all pods as they are; returns the version of that picture."""
@@ -240,21 +260,37 @@ class KubernetesCluster:
 
     async def _make_room(self, pod: Pod, ended: bool) -> None:
         """Until the name can be used again."""
-        meta = pod["metadata"]
+        meta, loop, pauses = pod["metadata"], asyncio.get_running_loop(), Pauses()
+        name, uid = meta["name"], meta["uid"]
+        patience = meta.get("deletionGracePeriodSeconds", 0) + 2 * self._overdue_seconds
+        deadline, trouble = loop.time() + patience, ""
         if ended:
             await self._ledger.settle()  # its log goes with it
-            with _unless_gone():
-                await self._api.call("DELETE", f"{self._home}/pods/{meta['name']}", body=_deletion(meta["uid"], 0))
-        patience = meta.get("deletionGracePeriodSeconds", 0) + 2 * self._overdue_seconds
-        with _unless_gone(410):  # the watch began too far back: look again
-            await self._until_gone(meta["name"], meta["uid"], patience, ended)
+        while (left := deadline - loop.time()) > 0:
+            try:
+                if ended:
+                    with _unless_gone():
+                        await self._api.call("DELETE", f"{self._home}/pods/{name}", body=_deletion(uid, 0))
+                if await self._gone_within(left, name, uid, ended):
+                    return
+            except ApiRefused as refusal:
+                if refusal.code not in _TRIED_AGAIN:
+                    raise
+                trouble = f": {refusal}"
+            except Unreachable as error:
+                if self._closed:
+                    raise
+                trouble = f": {error}"
+            await asyncio.sleep(min(pauses.next(), max(0.0, deadline - loop.time())))
+        raise Unreachable(f"the old pod {name} was still there after {patience:g} s{trouble}")
 
-    async def _until_gone(self, name: str, uid: str, seconds: float, ended: bool) -> None:
-        """Until the pod is no longer there or, if it had not, it has ended."""
+    async def _gone_within(self, seconds: float, name: str, uid: str, ended: bool) -> bool:
+        """Whether the pod is no longer there or, if it had not, it has ended, before the watch ends."""
         only = {"fieldSelector": f"metadata.name={name}"}
         answer = await self._api.call("GET", f"{self._home}/pods", params=only)
-        if uid not in {pod["metadata"]["uid"] for pod in answer["items"]}:
-            return
+        there = [pod for pod in answer["items"] if pod["metadata"]["uid"] == uid]
+        if not there or (phase_of(there[0]) is ReplicaPhase.GONE and not ended):
+            return True
         params = {**only, "resourceVersion": answer["metadata"]["resourceVersion"]}
         watch = self._api.watch(f"{self._home}/pods", params, seconds=seconds)
         async with contextlib.aclosing(watch) as changes:
@@ -263,8 +299,8 @@ class KubernetesCluster:
                     continue
                 self._take(pod, deleted=kind == "DELETED")
                 if kind == "DELETED" or (phase_of(pod) is ReplicaPhase.GONE and not ended):
-                    return
-        raise Unreachable(f"the old pod {name} was still there after {seconds:g} s")
+                    return True
+        return False
 
     def _expect_end(self, pod: Pod) -> None:
         """Remove the pod by force, should it outlive its grace by much."""
@@ -303,12 +339,12 @@ class KubernetesCluster:
 
 
 @contextlib.contextmanager
-def _unless_gone(*more: int) -> Iterator[None]:
+def _unless_gone() -> Iterator[None]:
     """The pod may be gone, or replaced by another, since we looked: then there is nothing to do."""
     try:
         yield
     except ApiRefused as refusal:
-        if refusal.code not in (404, 409, *more):
+        if refusal.code not in (404, 409):
             raise
 
 

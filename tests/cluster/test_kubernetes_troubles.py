@@ -1,0 +1,174 @@
+"""An API server that misbehaves, as a real one does only now and then: an HTTP server that says what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from elasticdl.cluster import ReplicaRequest
+from elasticdl.cluster.kubernetes.api import KubernetesApi
+from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
+from elasticdl.cluster.kubernetes.credentials import Credentials
+from elasticdl.errors import Unreachable
+
+Run = Callable[..., None]
+Answer = Callable[[web.Request], web.StreamResponse]
+NONE = {"items": [], "metadata": {"resourceVersion": "1"}}
+
+
+@contextlib.asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[str]:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return answer(request)
+
+    runner = web.ServerRunner(web.Server(handle))
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def pod_of(request: ReplicaRequest) -> dict[str, Any]:
+    spec = {"restartPolicy": "Never", "containers": [{"name": "main"}]}
+    return {"metadata": {"name": request.name}, "spec": spec}
+
+
+def cluster_at(url: str, **more: Any) -> KubernetesCluster:
+    return KubernetesCluster(KubernetesApi(Credentials(url), deadline_seconds=1), "n", "j", pod_of, **more)
+
+
+def refusal(code: int, reason: str = "") -> web.Response:
+    return web.json_response({"reason": reason, "message": f"no: {code}"}, status=code)
+
+
+def test_an_answer_that_makes_no_sense_ends_the_events_in_words(run: Run) -> None:
+    async def story() -> None:
+        async with serving(lambda _: web.Response(text="<html>")) as url:
+            cluster = cluster_at(url)
+            for _ in range(2):
+                with pytest.raises(Unreachable, match="no news of the pods: JSONDecodeError"):
+                    await anext(cluster.events())
+            await cluster.close()
+
+    run(story(), 5)
+
+
+def test_events_of_a_closed_cluster_end(run: Run) -> None:
+    async def story() -> None:
+        async with serving(lambda _: web.json_response(NONE)) as url:
+            cluster = cluster_at(url)
+            await cluster.close()
+            assert [status async for status in cluster.events()] == []
+
+    run(story(), 5)
+
+
+def test_a_token_that_cannot_be_read_for_a_moment_is_read_again(run: Run, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(lambda request: web.json_response(dict(request.headers))) as url:
+            api = KubernetesApi(Credentials(url, user={"tokenFile": str(tmp_path / "token")}), deadline_seconds=5)
+            with pytest.raises(Unreachable, match="No such file or directory"):
+                await api.call("GET", "/", deadline_seconds=0.3)
+            with pytest.raises(Unreachable, match="No such file or directory"):
+                await anext(api.watch("/", {}, seconds=1))
+            call = asyncio.create_task(api.call("GET", "/"))
+            await asyncio.sleep(0.2)
+            (tmp_path / "token").write_text("late")
+            assert (await call)["Authorization"] == "Bearer late"
+            await api.close()
+
+    run(story(), 10)
+
+
+def test_a_server_is_not_trusted_by_another_authority_when_its_own_cannot_be_read(run: Run, tmp_path: Path) -> None:
+    async def story() -> None:
+        cluster = {"certificate-authority": str(tmp_path / "ca.crt")}
+        api = KubernetesApi(Credentials("https://127.0.0.1:1", cluster=cluster), deadline_seconds=0.5)
+        with pytest.raises(Unreachable, match=r"No such file or directory: .*ca\.crt"):
+            await api.call("GET", "/")
+        await api.close()
+
+    run(story(), 5)
+
+
+def test_watches_that_end_at_once_are_not_asked_for_without_a_pause(run: Run) -> None:
+    watches = 0
+
+    def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal watches
+        watches += "watch" in request.query
+        return web.Response() if "watch" in request.query else web.json_response(NONE)
+
+    async def story() -> None:
+        async with serving(answer) as url:
+            cluster = cluster_at(url)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await anext(cluster.events())
+            await cluster.close()
+
+    run(story(), 5)
+    assert 2 <= watches <= 8
+
+
+OLD = {
+    "metadata": {
+        "name": "w-0",
+        "uid": "old",
+        "creationTimestamp": "2024-01-01T00:00:00Z",
+        "deletionTimestamp": "2024-01-01T00:00:00Z",
+        "deletionGracePeriodSeconds": 0,
+    },
+    "spec": {"restartPolicy": "Never", "containers": [{"name": "main"}]},
+    "status": {"phase": "Running"},
+}
+NEW = {**OLD, "metadata": {"name": "w-0", "uid": "new", "creationTimestamp": "2024-01-01T00:00:09Z"}}
+
+
+def with_an_old_pod(watches: Iterator[web.Response]) -> Answer:
+    """A server whose pod w-0 goes once it has no more such answers to a watch."""
+    gone = False
+
+    def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal gone
+        if request.method == "POST":
+            return web.json_response(NEW) if gone else refusal(409, "AlreadyExists")
+        if "watch" in request.query:
+            said = next(watches, None)
+            gone = said is None
+            return said or web.Response()
+        if request.path.endswith("/w-0"):
+            return web.json_response(OLD)
+        return web.json_response({**NONE, "items": [] if gone else [OLD]})
+
+    return answer
+
+
+def test_a_launch_waits_for_its_name_through_passing_troubles(run: Run) -> None:
+    async def story() -> None:
+        passing = iter([refusal(503), refusal(401), web.Response()])
+        async with serving(with_an_old_pod(passing)) as url:
+            cluster = cluster_at(url)
+            await cluster.launch(ReplicaRequest("w-0", "worker", 0, ("true",), {}))
+            await cluster.close()
+
+    run(story(), 10)
+
+
+def test_a_launch_whose_name_stays_taken_says_what_was_in_the_way(run: Run) -> None:
+    async def story() -> None:
+        async with serving(with_an_old_pod(refusal(503) for _ in range(1000))) as url:
+            cluster = cluster_at(url, overdue_seconds=0.5)
+            with pytest.raises(Unreachable, match=r"the old pod w-0 was still there after 1 s: Kubernetes refused: no"):
+                await cluster.launch(ReplicaRequest("w-0", "worker", 0, ("true",), {}))
+            await cluster.close()
+
+    run(story(), 10)
