@@ -203,6 +203,18 @@ def test_merging_leaves_both_sides_as_they_were() -> None:
     assert over == {"a": [{"name": "x", "n": {"l": 2}}, {"name": "y"}]}
 
 
+def test_mounts_are_merged_by_their_path_since_one_volume_may_be_mounted_twice() -> None:
+    extra = """{"spec": {"containers": [{"name": "main", "volumeMounts": [
+        {"name": "volume-0", "mountPath": "/b", "readOnly": true}, {"name": "volume-0", "mountPath": "/c"}]}]}}"""
+    volume = "host_path=/x,mount_path=/a;host_path=/x,mount_path=/b"
+    pod = PodMaker(job(volume=volume, cluster_spec_json=extra))(request())
+    assert container(pod)["volumeMounts"] == [
+        {"name": "volume-0", "mountPath": "/a"},
+        {"name": "volume-0", "mountPath": "/b", "readOnly": True},
+        {"name": "volume-0", "mountPath": "/c"},
+    ]
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -135,7 +135,7 @@ def resources_of(spec: JobSpec, request: ReplicaRequest) -> dict[str, dict[str, 
 
 
 def merged(base: Any, over: Any) -> Any:
-    """`over` laid on `base`: objects by key, lists of named things by name, other lists one after the other.
+    """`over` laid on `base`: objects by key, lists of things by name (mounts by path), other lists one after the other.
 
     None removes; anything else replaces.
     """
@@ -146,15 +146,16 @@ def merged(base: Any, over: Any) -> Any:
                 result[key] = merged(base[key], value) if key in base else copy.deepcopy(value)
         return result
     if isinstance(base, list) and isinstance(over, list):
-        named = {item["name"]: item for item in over if isinstance(item, dict) and "name" in item}
-        kept = [merged(item, named.pop(item["name"])) if _name(item) in named else item for item in base]
-        fresh = [item for item in over if _name(item) is None or _name(item) in named]
+        named = {name: item for item in over if (name := _name(item)) is not None}
+        kept = [merged(item, named.pop(name)) if (name := _name(item)) in named else item for item in base]
+        fresh = [item for item in over if (name := _name(item)) is None or name in named]
         return [*kept, *copy.deepcopy(fresh)]
     return copy.deepcopy(over)
 
 
 def _name(item: Any) -> str | None:
-    return item.get("name") if isinstance(item, dict) else None
+    """What tells it from others of its list: a mount's name is its volume's, which may be mounted twice."""
+    return item.get("mountPath", item.get("name")) if isinstance(item, dict) else None
 
 
 def _quantities(known: ResourceSpec, extended: Mapping[str, int]) -> dict[str, str]:
