@@ -141,6 +141,20 @@ def test_in_a_pod_the_token_is_read_again_when_it_was_replaced(run: Run, tmp_pat
     run(story())
 
 
+def test_what_is_secret_is_not_in_what_is_logged(run: Run, tmp_path: Path) -> None:
+    answer = {"status": {"token": "hush", "clientCertificateData": "hush", "clientKeyData": "hush"}}
+    command = plugin(tmp_path / "plugin", f"echo '{json.dumps(answer)}'")
+    spoken = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(command)}
+
+    async def story() -> None:
+        for user in ({"token": "hush"}, {"username": "me", "password": "hush"}, {"exec": spoken}):
+            found = from_files([write(tmp_path / "config", user=user)])
+            await found.headers()
+            assert "here:6443" in repr(found) and "hush" not in repr(found)
+
+    run(story())
+
+
 def test_the_command_line_does_not_pay_for_kubernetes() -> None:
     # The client's import is a quarter of a second that a local job has no use for.
     code = "import sys, elasticdl.cli.main, elasticdl.master.main; sys.exit('aiohttp' in sys.modules)"

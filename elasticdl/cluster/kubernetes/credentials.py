@@ -30,9 +30,10 @@ class Credentials:
     namespace: str = "default"
     context: str = ""
     cluster: Mapping[str, Any] = field(default_factory=dict)  # as in a kubeconfig, with absolute paths
-    user: Mapping[str, Any] = field(default_factory=dict)
-    _token: str | None = None
-    _certificate: tuple[str, str] | None = None  # PEM texts from a plugin
+    # Tokens, passwords and keys: not for logs.
+    user: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    _token: str | None = field(default=None, repr=False)
+    _certificate: tuple[str, str] | None = field(default=None, repr=False)  # PEM texts from a plugin
 
     @property
     def proxy(self) -> str | None:
