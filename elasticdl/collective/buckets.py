@@ -135,8 +135,3 @@ class _Carrier:
         for work in works:
             work.wait()
         return headers.wait()
-
-
-def plain_total(group: Group, contribution: torch.Tensor, flag: bool) -> tuple[torch.Tensor, bool]:
-    """The sum of vectors that are all there, and whether any rank's flag was set."""
-    return BucketSum(group, contribution.clone(), [slice(0, contribution.numel())]).finish(flag)

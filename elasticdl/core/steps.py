@@ -141,9 +141,6 @@ class StepPlan:
         """
         return self.step(step, 0, 0).part(virtual)
 
-    def weight(self, step: int, virtual: int) -> float:
-        return self.step(step, 0, 0).weight(virtual)
-
     def records_before(self, step: int) -> int:
         """How many records are trained once this many steps are."""
         epochs, rest = divmod(step, self.steps_per_epoch)

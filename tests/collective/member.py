@@ -15,7 +15,6 @@ import torch
 
 from elasticdl import faults
 from elasticdl.collective import exchange
-from elasticdl.collective.buckets import plain_total
 from elasticdl.collective.exchange import PIECE_FLOATS, gather_bytes, tree_total
 from elasticdl.collective.group import Group
 from elasticdl.collective.store import RelayedStore
@@ -23,6 +22,7 @@ from elasticdl.collective.sums import Sums
 from elasticdl.collective.transfer import receive_state, send_state
 from elasticdl.collective.tree import runs
 from elasticdl.errors import GroupBroken, WireError
+from tests.collective.plain import plain_total
 
 
 def contribution(size: int, step: int, virtual: int) -> torch.Tensor:

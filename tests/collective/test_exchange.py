@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from elasticdl.collective.buckets import plain_total
 from elasticdl.collective.exchange import gather_bytes, tree_total
 from elasticdl.collective.group import Group
 from elasticdl.collective.store import RelayedStore
 from elasticdl.errors import CalledOff
 from tests.collective.member import contribution
 from tests.collective.oracle import expected
+from tests.collective.plain import plain_total
 from tests.collective.relay import Relay
 
 pytestmark = pytest.mark.processes

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from elasticdl.collective.buckets import BucketSum, plain_total
+from elasticdl.collective.buckets import BucketSum
 from elasticdl.collective.exchange import gather_bytes, tree_total
 from elasticdl.collective.group import Group
 from elasticdl.collective.nccl import device_name, usable
@@ -18,6 +18,7 @@ from elasticdl.collective.store import RelayedStore
 from elasticdl.errors import CalledOff
 from tests.collective.member import contribution
 from tests.collective.oracle import expected
+from tests.collective.plain import plain_total
 from tests.collective.relay import Relay
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

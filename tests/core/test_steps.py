@@ -120,7 +120,7 @@ def test_the_batch_of_a_step_is_that_of_all_workers_at_submission() -> None:
 @given(plan=PLANS)
 def test_parts_weigh_what_they_hold_and_one_each_where_they_are_equal(plan: StepPlan) -> None:
     for step in range(plan.total_steps):
-        weights = [plan.weight(step, v) for v in range(plan.virtual)]
+        weights = [plan.step(step, 0, 0).weight(v) for v in range(plan.virtual)]
         assert sum(weights) == pytest.approx(plan.virtual)
         sizes = {plan.part(step, v).records for v in range(plan.virtual)}
         assert len(sizes) > 1 or set(weights) == {1.0}
