@@ -89,7 +89,9 @@ class BucketSum:
         while self.left:
             self.give()
         self._queue.put(flag)
-        any_flag = self._group.wait(self._errand)
+        # Gloo's waits have a limit of their own, and peers that are late exceed that one first.
+        limit = 2 * self._group.timeout_seconds + 1 if self._group.on_devices else None
+        any_flag = self._group.wait(self._errand, limit)
         if self._summed is not self.vector:
             self.vector.copy_(self._summed, non_blocking=True)
         return self.vector, any_flag

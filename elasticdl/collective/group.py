@@ -181,6 +181,7 @@ class Group:
     ) -> None:
         self.generation, self.rank, self.members, self.size = generation, rank, tuple(members), len(members)
         self.sizes_agreed: set[int] = set()  # of vectors that all members are known to hold
+        self.timeout_seconds = timeout_seconds  # of each wait for a peer
         self.on_devices = False  # whether NCCL adds up what is on GPUs
         self._buffers: dict[str, torch.Tensor] = {}
         self._lock = threading.Lock()

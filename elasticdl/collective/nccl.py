@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, Store
 
-# A group that fails is the loop's business: torch must not take the process down for it.
+# A group that fails is the loop's business: torch must not take the process down for it. Nor does it end what hangs
+# then: whoever waits for a sum has a limit, and aborts.
 _SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
