@@ -292,7 +292,7 @@ class AllreduceJob(SavingJob):
     def _conclude(self) -> list[Command]:
         """Everything is trained."""
         if not self.concluded and (self.terms.export or self.terms.audit):
-            if not self.exporter and (holder := self.membership.holder()):
+            if self._last_word is None and not self.exporter and (holder := self.membership.holder()):
                 self.exporter = holder
                 return [ExportModel(holder)]
             return []

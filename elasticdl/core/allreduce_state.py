@@ -98,6 +98,7 @@ class AllreduceState:
         times = [self.replicas.deadline(), self.membership.deadline(self.now)]
         if self._may_save:
             times.append(self.checkpoints.next_time)
+        times.append(self._last_word)
         return min((t for t in times if t is not None), default=None)
 
     def progress(self) -> Progress:
@@ -144,6 +145,13 @@ class AllreduceState:
         idle = c.writing is None and all(s.lasting for s in self.saves) and not self.stopping
         news = self.step > c.newest.position.version and not self.trained_out
         return idle and news and self.membership.training and bool(self.membership.holder())
+
+    @property
+    def _last_word(self) -> float | None:
+        """Until when the audit waits for those out of touch, who may have set records aside; None: not at all."""
+        asked = self.terms.audit and self.terms.max_bad_records and not self.exporter and not self.concluded
+        until = self.membership.silent_until() if asked and self.trained_out else 0.0
+        return until if until > self.now else None
 
     def stands_at(self, step: int, records: int) -> None:
         """So many steps are in the model; they trained so many records, if the plan does not know it."""

@@ -246,6 +246,10 @@ class Membership:
         found = [n for n, w in self.workers.items() if n in self.holders and w.in_touch and n != but]
         return found if all(self.workers[n].leaving for n in found) else []
 
+    def silent_until(self) -> float:
+        """When all who are out of touch now have stopped by themselves; 0: nobody is."""
+        return max((self._silent_until(n) for n, w in self.workers.items() if not w.in_touch), default=0.0)
+
     def hopeless(self, now: float) -> str:
         """Why there is no use in waiting any longer; empty while there is."""
         if self.strangers_since is None or now < self.strangers_since + STRANGERS_SECONDS:

@@ -82,14 +82,18 @@ def event_of(replica: str, message: pb.FromReplica) -> e.Event:
     raise ValueError(f"an empty message from {replica}")
 
 
-def said_again(replica: str, hello: pb.Hello) -> list[e.Event]:
-    """What a worker says again with its Hello, since the stream before may not have carried it."""
-    again = [pb.FromReplica(evaluated=x) for x in hello.evaluations]
-    again += [pb.FromReplica(wrote=x) for x in hello.wrote]
-    again += [pb.FromReplica(set_aside=x) for x in hello.set_aside]
+def events_of_hello(replica: str, hello: pb.Hello) -> list[e.Event]:
+    """That a replica is there, and what it says again, since the stream before may not have carried it.
+
+    Which records it set aside comes first: as soon as the last worker is back, the audit may be asked for.
+    """
+    said = [pb.FromReplica(set_aside=x) for x in hello.set_aside]
+    said.append(pb.FromReplica(hello=hello))
+    said += [pb.FromReplica(evaluated=x) for x in hello.evaluations]
+    said += [pb.FromReplica(wrote=x) for x in hello.wrote]
     if hello.HasField("exported"):
-        again.append(pb.FromReplica(exported=hello.exported))
-    return [event_of(replica, message) for message in again]
+        said.append(pb.FromReplica(exported=hello.exported))
+    return [event_of(replica, message) for message in said]
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from elasticdl.core import events as e
-from elasticdl.master.brain import event_of, said_again
+from elasticdl.master.brain import event_of, events_of_hello
 from elasticdl.wire import PROTOCOL, auth
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import ControlServicer
@@ -86,8 +86,7 @@ class Streams(ControlServicer):
         outbox.put_nowait(pb.ToReplica(welcome=pb.Welcome(master_epoch=self._epoch)))
         if self._goodbye is not None:
             outbox.put_nowait(self._goodbye)
-        self._hear(event_of(name, first))
-        for event in said_again(name, hello):
+        for event in events_of_hello(name, hello):
             self._hear(event)
         reader = asyncio.create_task(self._read(name, outbox, request_iterator))
         try:

@@ -12,7 +12,7 @@ from elasticdl.core import events as e
 from elasticdl.core.allreduce_job import AllreduceJob
 from elasticdl.core.allreduce_state import NEXT, AllreduceTerms
 from elasticdl.core.checkpoints import Schedule
-from elasticdl.core.membership import LAST_CALL_SECONDS, NOTHING, STRANGERS_SECONDS
+from elasticdl.core.membership import LAST_CALL_SECONDS, MARGIN_SECONDS, NOTHING, STRANGERS_SECONDS
 from elasticdl.core.replicas import CRASHED, FINISHED, PREEMPTED, Budget
 from elasticdl.core.steps import StepPlan
 from tests.core.invariants import check_replicas
@@ -670,3 +670,53 @@ def test_a_record_too_many_ends_the_job_with_its_name_and_what_is_wrong() -> Non
     (out,) = play.hear(e.RecordLeftOut(W[1], 3, "record 3 of g", "too short"))
     words = "record 3 of g cannot be trained, and --max_bad_records=1 allows no more to be set aside:\ntoo short"
     assert out == c.FinishJob("failed", words)
+
+
+def out_of_touch_at_the_end() -> Play:
+    """Every step is done, and what one worker set aside may not have been heard."""
+    play = Play(audit=True, max_bad_records=2, grace_seconds=20.0)
+    play.trains(W[0], W[1])
+    play.step(8)
+    play.hear(e.ReplicaDropped(W[1], f"inc-{W[1]}"))
+    assert not of(c.ExportModel, play.step(10, after=1.0))
+    return play
+
+
+def test_the_audit_waits_for_a_worker_out_of_touch_which_may_have_set_records_aside() -> None:
+    play = out_of_touch_at_the_end()
+    play.hear(e.RecordLeftOut(W[1], 17, "record 17 of f", "torn"))
+    assert of(c.ExportModel, play.join(W[1], generation=1)) == [c.ExportModel(W[0])]
+    assert play.job.deadline() is None
+    assert play.replayed() == play.job
+
+
+def test_the_audit_waits_for_those_who_have_yet_to_find_a_new_master() -> None:
+    play = Play(audit=True, max_bad_records=2)
+    play.trains(W[0], W[1])
+    play.step(9)
+    play.hear(e.MasterStarted(((W[0], f"uid-{W[0]}"), (W[1], f"uid-{W[1]}"))))
+    play.join(W[0], generation=1)
+    assert not of(c.ExportModel, play.step(10))
+    assert of(c.ExportModel, play.join(W[1], generation=1))
+
+
+def test_the_audit_waits_no_longer_than_a_worker_out_of_touch_goes_on() -> None:
+    play = out_of_touch_at_the_end()
+    until = play.job.deadline()
+    assert until == play.now - 1.0 + 20.0 + MARGIN_SECONDS
+    assert not of(c.ExportModel, play.hear(e.TimePassed(), 20.0))
+    assert of(c.ExportModel, play.hear(e.TimePassed(), until - play.now)) == [c.ExportModel(W[0])]
+
+
+def test_the_audit_does_not_wait_for_a_worker_that_is_known_to_be_gone() -> None:
+    play = out_of_touch_at_the_end()
+    play.end(W[1])
+    assert of(c.ExportModel, play.enter((1, 10))) == [c.ExportModel(W[0])]
+
+
+@pytest.mark.parametrize("terms", [{"audit": True}, {"export": True, "max_bad_records": 2}])
+def test_nobody_is_waited_for_where_nothing_can_be_set_aside_or_nobody_asks(terms: dict[str, Any]) -> None:
+    play = Play(**terms)
+    play.trains(W[0], W[1])
+    play.hear(e.ReplicaDropped(W[1], f"inc-{W[1]}"))
+    assert play.step(10, after=1.0) == [c.ExportModel(W[0])]

@@ -9,7 +9,7 @@ from elasticdl.collective.session import State, Todo, WorldSession
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.replicas import CRASHED, FINISHED
-from elasticdl.master.brain import Send, event_of, said_again
+from elasticdl.master.brain import Send, event_of, events_of_hello
 from elasticdl.master.relay import Relay
 from elasticdl.master.world_brain import WorldBrain
 from elasticdl.wire import control_pb2 as pb
@@ -113,8 +113,7 @@ class SessionWorlds(Worlds):
         self.unnoticed.discard(name)
         hello = w.session.hello()
         self.put(name, pb.ToReplica(welcome=pb.Welcome(master_epoch=self.epoch)))
-        self.hear(event_of(name, hello))
-        for event in said_again(name, hello.hello):
+        for event in events_of_hello(name, hello.hello):
             self.hear(event)
         self.relay.again(name, self.now)
 

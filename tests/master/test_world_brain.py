@@ -1,0 +1,36 @@
+"""What the master of an all-reduce job makes of a worker's Hello, and says at the end."""
+
+from __future__ import annotations
+
+from elasticdl.core import events as e
+from elasticdl.core.allreduce_job import AllreduceJob
+from elasticdl.core.allreduce_state import AllreduceTerms
+from elasticdl.core.membership import NOTHING
+from elasticdl.core.steps import StepPlan
+from elasticdl.master.brain import Send, events_of_hello
+from elasticdl.master.world_brain import WorldBrain
+from elasticdl.wire import control_pb2 as pb
+
+W = ("elasticdl-j-worker-0", "elasticdl-j-worker-1")
+
+
+def test_the_audit_hears_of_every_record_that_the_last_worker_to_come_back_set_aside() -> None:
+    job = AllreduceJob.new(AllreduceTerms("j", 2, StepPlan(8, 4, 2, 1), audit=True, max_bad_records=2))
+    brain = WorldBrain(job)
+    brain.decide(e.MasterStarted(), 0.0)
+    for name in W:
+        brain.decide(e.ReplicaStarted(name, f"uid-{name}"), 0.0)
+        for event in events_of_hello(name, pb.Hello(replica=name, incarnation=name, capacity=1)):
+            brain.decide(event, 0.0)
+    for name in W:
+        brain.decide(e.WorldConfirmed(name, 1, NOTHING), 1.0)
+    for name in W:
+        brain.decide(e.WorldFormed(name, 1), 1.0)
+    brain.decide(e.ReplicaDropped(W[1], W[1]), 2.0)
+    assert brain.decide(e.StepsCommitted(W[0], 1, 2, 0.5), 3.0) == []
+
+    hello = pb.Hello(replica=W[1], incarnation=W[1], capacity=1, generation=1)
+    hello.set_aside.add(record=5, name="record 5 of f", error="torn")
+    heard = [x for event in events_of_hello(W[1], hello) for x in brain.decide(event, 4.0)]
+    sent = [x for x in heard if isinstance(x, Send) and x.message.WhichOneof("body") == "export"]
+    assert [(x.replica, list(x.message.export.bad_records)) for x in sent] == [(W[0], [5])]
