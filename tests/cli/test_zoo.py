@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -205,7 +210,6 @@ def test_an_engine_whose_certificates_are_missing(here: Path, capsys: Output, mo
 
 def test_an_engine_of_the_current_context(here: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     import hashlib
-    import json
 
     folder = here / "config" / "contexts" / "meta" / hashlib.sha256(b"far").hexdigest()
     folder.mkdir(parents=True)
@@ -215,6 +219,73 @@ def test_an_engine_of_the_current_context(here: Path, capsys: Output, monkeypatc
     monkeypatch.setenv("DOCKER_CONFIG", str(here / "config"))
     assert main(["zoo", "push", "a:b"]) == 1
     assert "no Docker engine answers at unix:///far/away.sock" in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def _engine(known: tuple[int, str]) -> Iterator[str]:
+    """Something like an engine: answers so when asked about an image; its builds and pushes break off."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            code, text = (200, '{"ApiVersion": "1.41"}') if self.path == "/version" else known
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def do_POST(self) -> None:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            line = b'{"stream": "Step 1/1 : FROM scratch\\n"}\r\n'
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+            self.close_connection = True
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"tcp://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join(10)
+
+
+@pytest.mark.parametrize("words", [["build", "--image=r.example/a:b"], ["push", "r.example/a:b"]])
+def test_an_engine_that_goes_away_and_a_login_helper_that_is_missing(
+    here: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    (here / "Dockerfile").write_text("FROM scratch\n")
+    monkeypatch.setenv("DOCKER_CONFIG", str(here / "config"))
+    with _engine((200, '{"Size": 1}')) as address:
+        monkeypatch.setenv("DOCKER_HOST", address)
+        assert main(["zoo", *words]) == 1
+        said = capsys.readouterr().err
+        assert f"the Docker engine at {address} stopped answering" in said and "See that it runs" in said
+        (here / "config").mkdir()
+        helpers = {"credHelpers": {"r.example": "none-such"}, "credsStore": "none-such"}
+        (here / "config" / "config.json").write_text(json.dumps(helpers))
+        with pytest.warns(UserWarning, match="none-such"):
+            assert main(["zoo", *words]) == 1
+        said = capsys.readouterr().err
+        assert "docker-credential-none-such not installed" in said and "The login helper of" in said
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "exit_code", "says"),
+    [
+        (404, "No such image: a:b", 2, "no such image on this Docker engine. Build it first"),
+        (500, "the disk is on fire", 1, "a:b was not pushed: the disk is on fire"),
+    ],
+)
+def test_only_an_image_that_is_not_there_is_said_not_to_be(
+    here: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, code: int, message: str, exit_code: int, says: str
+) -> None:
+    with _engine((code, json.dumps({"message": message}))) as address:
+        monkeypatch.setenv("DOCKER_HOST", address)
+        assert main(["zoo", "push", "a:b"]) == exit_code
+        assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from elasticdl.cli.zoo.engine import connect, failure
+from elasticdl.cli.zoo.engine import connect, explained, failure, troubles
 from elasticdl.cli.zoo.layers import Layers, megabytes
 from elasticdl.cli.zoo.remedies import of_build
 from elasticdl.errors import ImageError, Problem, UsageError
@@ -31,8 +31,7 @@ def run(path: str, image: str) -> int:
     began = time.monotonic()
     client = connect()
     with _context(folder) as context:
-        _build(client, context, image)
-    size = client.inspect_image(image)["Size"]
+        size = _build(client, context, image)
     print(f"{image} is built: {megabytes(size)}, {time.monotonic() - began:.0f} s.")
     registry = "/" in image and any(mark in image.split("/")[0] for mark in ".:")
     if registry:
@@ -74,10 +73,8 @@ def _context(folder: Path) -> IO[bytes]:
     return packed
 
 
-def _build(client: APIClient, context: IO[bytes], image: str) -> None:
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
+def _build(client: APIClient, context: IO[bytes], image: str) -> int:
+    """Its size in bytes."""
     step, tail = "", deque[str](maxlen=_KEPT_LINES)
     try:
         events = client.build(
@@ -97,9 +94,10 @@ def _build(client: APIClient, context: IO[bytes], image: str) -> None:
                     tail.append(event["stream"])
                     sys.stdout.write(event["stream"])
                     sys.stdout.flush()
-    except (DockerException, RequestException) as error:
-        explanation = getattr(error, "explanation", None) or error
-        raise _failed(step, str(explanation), "".join(tail)) from error
+        return int(client.inspect_image(image)["Size"])
+    except troubles() as error:
+        problem, remedy = explained(error)
+        raise _failed(step, problem, "".join(tail), remedy) from error
 
 
 def _step(event: dict[str, Any]) -> str:
@@ -110,5 +108,5 @@ def _step(event: dict[str, Any]) -> str:
     return f"step {number} of {count} ({instruction if len(instruction) <= 70 else instruction[:69] + '…'})"
 
 
-def _failed(step: str, problem: str, tail: str) -> ImageError:
-    return ImageError(f"{step or 'the build'} failed: {problem.rstrip('.')}", of_build(problem, tail))
+def _failed(step: str, problem: str, tail: str, remedy: str = "") -> ImageError:
+    return ImageError(f"{step or 'the build'} failed: {problem.rstrip('.')}", remedy or of_build(problem, tail))

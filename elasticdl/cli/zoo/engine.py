@@ -85,6 +85,29 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         waiting += [at.__cause__, at.__context__, *(a for a in at.args if isinstance(a, BaseException))]
 
 
+def troubles() -> tuple[type[Exception], ...]:
+    """All that a call of the engine raises: its refusals, a login helper's failures, a connection that breaks."""
+    from docker.credentials.errors import StoreError
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+    from urllib3.exceptions import HTTPError  # while a stream is read, nobody turns it into one of requests
+
+    return DockerException, StoreError, RequestException, HTTPError
+
+
+def explained(error: Exception) -> tuple[str, str]:
+    """What went wrong, and the remedy; none where that is in the engine's own words."""
+    from docker.credentials.errors import StoreError
+    from docker.errors import DockerException
+
+    said = str(getattr(error, "explanation", None) or error).strip()
+    if isinstance(error, StoreError) or isinstance(error.__cause__, StoreError):
+        return said, "The login helper of ~/.docker/config.json fails: install it, or docker login again."
+    if isinstance(error, DockerException):
+        return said, ""
+    return f"the Docker engine at {_where()} stopped answering ({said})", "See that it runs, and try again."
+
+
 def failure(event: dict[str, Any]) -> str:
     """What went wrong, if the event says so."""
     detail = event.get("errorDetail")

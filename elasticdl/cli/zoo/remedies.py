@@ -74,10 +74,10 @@ def of_push(image: str, registry: str, problem: str) -> str:
             )
         google = f" (Google's: gcloud auth configure-docker {host})" if host.endswith(("gcr.io", "pkg.dev")) else ""
         return f"Log in first: docker login {host}{google}. Your login must be allowed to push there."
-    if re.search(r"credential|docker-credential-", problem):
-        return "The login helper of ~/.docker/config.json fails: install it, or docker login again."
+    if re.search(r"invalid reference", problem):
+        return "Give the image as it was built: HOST/NAME:TAG."
     if re.search(_NO_NETWORK, problem):
         return f"Nothing answers at {host}: see to its name, its port and the engine's network."
     if re.search(r"name unknown|not found", problem):
         return f"Create the repository at {host} first; some registries do not make one by themselves."
-    return "The registry's own words are above; its log may say more."
+    return "These are the words of the engine or of the registry; their logs may say more."
