@@ -66,7 +66,9 @@ def test_events_of_a_closed_cluster_end(run: Run) -> None:
         async with serving(lambda _: web.json_response(NONE)) as url:
             cluster = cluster_at(url)
             await cluster.close()
+            before = asyncio.all_tasks()
             assert [status async for status in cluster.events()] == []
+            assert asyncio.all_tasks() == before  # nobody follows
 
     run(story(), 5)
 
