@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 BASE_IMAGE = "python:3.11-slim"
-ZOO = "model_zoo"  # its folder in the image: below /, where jobs start, so that --model_zoo=model_zoo finds it
+ZOO = "model_zoo"  # its folder in the image: below /, where jobs start, so that they find it by this name
 CLUSTER_SPEC = "/cluster_spec"
 USER_ID = 1000
 FRAMEWORKS = "keras"  # the extra of our package; it brings PyTorch along
@@ -47,19 +47,19 @@ class Recipe:
 def text(recipe: Recipe) -> str:
     """The Dockerfile: what seldom changes first, the models last."""
     zoo = recipe.model_zoo
-    index = f" --extra-index-url={_word(recipe.extra_index)}" if recipe.extra_index else ""
+    index = f" --extra-index-url={shlex.quote(recipe.extra_index)}" if recipe.extra_index else ""
     parts = [
         [
             f"FROM {recipe.base_image}",
             "USER root",
-            "# Jobs start here: --model_zoo=model_zoo is /model_zoo.",
+            f"# Jobs start here: --model_zoo={ZOO} is /{ZOO}.",
             "WORKDIR /",
         ],
         [
             "# An environment of its own, which also sees what the base image has: a PyTorch for its GPUs, say.",
             "ENV PATH=/opt/elasticdl/bin:$PATH PYTHONUNBUFFERED=1",
             "RUN python3 -m venv --system-site-packages --without-pip /opt/elasticdl \\",
-            " && { id elasticdl >/dev/null 2>&1 || useradd --non-unique --uid 1000 --create-home elasticdl; }",
+            f" && {{ id elasticdl >/dev/null 2>&1 || useradd --non-unique --uid {USER_ID} --create-home elasticdl; }}",
         ],
         _packages(recipe, index),
     ]
@@ -68,12 +68,12 @@ def text(recipe: Recipe) -> str:
         parts.append(
             [
                 "# Before the models: changing one of them does not install this again.",
-                f"COPY {_words(_below(zoo, 'requirements.txt'), '/model_zoo/')}",
-                f"RUN {_PIP}{links}{index} -r /model_zoo/requirements.txt",
+                f"COPY {_words(_below(zoo, 'requirements.txt'), f'/{ZOO}/')}",
+                f"RUN {_PIP}{links}{index} -r /{ZOO}/requirements.txt",
             ]
         )
     last = [f"COPY {_words(recipe.cluster_spec, CLUSTER_SPEC + '/')}"] if recipe.cluster_spec else []
-    last.append(f"COPY --chown={USER_ID}:{USER_ID} {_words(zoo, '/model_zoo')}")
+    last.append(f"COPY --chown={USER_ID}:{USER_ID} {_words(zoo, f'/{ZOO}')}")
     parts.append([*last, f"USER {USER_ID}"])
     body = "\n\n".join("\n".join(part) for part in parts) + "\n"
     return f"{_MARK}{_digest(body)}\n{body}"
@@ -102,10 +102,6 @@ def _below(folder: str, name: str) -> str:
 def _words(*paths: str) -> str:
     """As COPY takes them: in JSON where a blank would cut one in two."""
     return json.dumps(list(paths)) if any(" " in path for path in paths) else " ".join(paths)
-
-
-def _word(value: str) -> str:
-    return shlex.quote(value)
 
 
 def _digest(body: str) -> str:
