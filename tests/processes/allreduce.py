@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from elasticdl.data.reader import open_reader
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest
 from elasticdl.frameworks.replica import load_replica
 from elasticdl.job.spec import JobSpec
+from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.batches import Source
 from elasticdl.worker.parts import PartsAhead
 from elasticdl.worker.replicated import ReplicaEvaluation, ReplicaModel
@@ -93,15 +96,17 @@ def train_alone(description: Description, data: Path) -> tuple[dict[str, torch.T
 
 def start(
     tmp: Path, name: str, description: Description, data: Path, *flags: str, part_seconds: float = 0.0,
-    checkpoint_seconds: float = 0.0, **env: str,
+    checkpoint_seconds: float = 0.0, checkpoint_steps: int | None = None, **env: str,
 ) -> RunningJob:  # fmt: skip
-    """The job as the command line starts it, with a checkpoint of the last step; slow, until it is told to hurry."""
+    """The job as the command line starts it, slow, until it is told to hurry. Unless `checkpoint_steps` says otherwise,
+    there is a checkpoint of the last step."""
     slow = tmp / f"{name}-slow"
     slow.touch()
     given = [f"--{name}={_spelled(value)}" for name, value in description.spec(data).given().items()]
     return harness.start(
         tmp, name, *given, f"--checkpoint_dir={tmp / name}-checkpoints", f"--output={tmp / name}-model",
-        f"--checkpoint_steps={description.steps}", f"--checkpoint_seconds={checkpoint_seconds}", *flags,
+        f"--checkpoint_steps={checkpoint_steps or description.steps}", f"--checkpoint_seconds={checkpoint_seconds}",
+        *flags,
         env={"PEBBLE_SECONDS": str(part_seconds), "PEBBLE_SLOW": str(slow), **env},
     )  # fmt: skip
 
@@ -109,6 +114,20 @@ def start(
 def hurry(job: RunningJob) -> None:
     """All that was to happen has: the rest of the job may take as little time as it can."""
     job.output.with_name(f"{job.paths.job_name}-slow").unlink(missing_ok=True)
+
+
+def scale(job: RunningJob, workers: int) -> None:
+    """The master has heard that there are to be so many workers; when they are there, the job's status tells."""
+    command = [sys.executable, "-m", "elasticdl", "scale", job.paths.job_name, f"--workers={workers}", "--timeout=0"]
+    done = subprocess.run(
+        [*command, f"--state_dir={job.paths.state_dir}"], cwd=harness.ROOT, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, f"{done.stderr}\n{job.story()}"
+
+
+def together(status: pb.Status, workers: int) -> bool:
+    """Whether a world of so many trains, and is not only about to."""
+    return {f"rank {rank} of {workers}" for rank in range(workers)} <= {r.state for r in status.replicas}
 
 
 def _spelled(value: object) -> str:

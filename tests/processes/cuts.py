@@ -112,14 +112,23 @@ def commits(job: RunningJob) -> list[Commit]:
     return sorted(found, key=lambda c: (c.at, c.step))
 
 
-def check_one_world_at_a_time(job: RunningJob, repeated: int = 0) -> None:
-    """No world committed anything once a later one had begun, but the step that it was just about to commit."""
+def check_one_world_at_a_time(job: RunningJob, saved: int | None = None) -> None:
+    """No world committed anything once a later one had begun, but the step that it was just about to commit.
+
+    `saved`: the step of a checkpoint. One world may have gone back, to this one or a later one.
+    """
     found = commits(job)
     worlds = sorted({c.generation for c in found})
+    back = []
     for old, new in itertools.pairwise(worlds):
         last = max(c.step for c in found if c.generation == old)
         first = min(c.step for c in found if c.generation == new)
-        assert last <= first + repeated, f"world {old} committed step {last}, world {new} already step {first}"
+        if last > first:
+            back.append(new)
+            assert saved is not None and first > saved, (
+                f"world {old} committed step {last}, world {new} already step {first}; saved: {saved}"
+            )
+    assert len(back) <= 1, f"worlds {back} went back"
     steps: dict[tuple[str, int], list[int]] = {}
     for c in found:
         steps.setdefault((c.worker, c.generation), []).append(c.step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ pytestmark = pytest.mark.processes
 RECORDS = 407
 
 
-def touchy(most: int) -> Description:
-    return Description("pebble_touchy", RECORDS, epochs=3, evaluation_steps=0, more={"max_bad_records": most})
+def touchy(most: int, **more: Any) -> Description:
+    return Description("pebble_touchy", RECORDS, epochs=3, evaluation_steps=0, more={"max_bad_records": most, **more})
 
 
 @pytest.fixture
@@ -28,8 +29,9 @@ def data(tmp_path: Path) -> Path:
     return allreduce.write_data(tmp_path / "ids", RECORDS)
 
 
+@pytest.mark.parametrize("deterministic", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_records_that_cannot_be_fed_are_left_out_alike_whoever_computes_their_parts(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    deterministic: bool, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     description = touchy(6)
     spec = description.spec(data)
@@ -41,8 +43,8 @@ def test_records_that_cannot_be_fed_are_left_out_alike_whoever_computes_their_pa
     monkeypatch.setenv("TOUCHY_RECORDS", ",".join(map(str, sorted(bad))))
     alone, evaluations = allreduce.train_alone(description, data)
 
-    job = allreduce.start(tmp_path, "touchy", description, data, part_seconds=0.04)
-    status = job.wait_until(lambda s: s.version >= 5)
+    job = allreduce.start(tmp_path, "touchy", touchy(6, deterministic=deterministic), data, part_seconds=0.04)
+    status = job.wait_until(lambda s: allreduce.together(s, 2) and s.version >= 5)
     assert job.kill(status.world[0], KILL)
     job.wait_until(lambda s: s.version >= 15)
     allreduce.hurry(job)
@@ -55,8 +57,13 @@ def test_records_that_cannot_be_fed_are_left_out_alike_whoever_computes_their_pa
     assert told["audit"] == f"{RECORDS - 6} records, each trained exactly 3 times, 6 set aside"
     steps = description.steps
     state, _ = state_files.read(tmp_path / "touchy-checkpoints" / f"version-{steps}", steps)
-    assert [name for name, tensor in state.items() if not torch.equal(tensor, alone[name])] == []
-    assert {int(e["version"]): e["metrics"] for e in told["evaluations"]} == evaluations
+    metrics = {int(e["version"]): e["metrics"] for e in told["evaluations"]}
+    assert state.keys() == alone.keys() and metrics.keys() == evaluations.keys()
+    rtol, atol = (0.0, 0.0) if deterministic else (1e-3, 1e-4)
+    for name, tensor in state.items():
+        torch.testing.assert_close(tensor, alone[name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+    for version, found in metrics.items():
+        assert found == (evaluations[version] if deterministic else pytest.approx(evaluations[version], abs=0.02))
 
 
 @pytest.mark.long

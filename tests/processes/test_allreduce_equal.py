@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.processes import allreduce, harness
+from tests.processes import allreduce
 from tests.processes.allreduce import KILL, TERM, Description
 
 pytestmark = [pytest.mark.processes, pytest.mark.long]
@@ -29,22 +27,15 @@ def described(model: str) -> Description:
     return Description(model, RECORDS, epochs=3, minibatch=9, evaluation_steps=7)
 
 
-def scale(tmp: Path, job: str, workers: int) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "elasticdl", "scale", job, f"--workers={workers}", f"--state_dir={tmp / 'state'}"],
-        check=True, cwd=harness.ROOT, capture_output=True,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("model", MODELS)
 def test_it_does_not_matter_how_many_workers_train(model: str, workers: int, tmp_path: Path, data: Path) -> None:
     description = described(model)
-    job = allreduce.start(tmp_path, "live", description, data, "--max_workers=4", part_seconds=0.2)
+    job = allreduce.start(tmp_path, "live", description, data, "--max_workers=4", part_seconds=0.5)
     if workers != description.workers:
         job.wait_until(lambda s: True)  # there is a master to tell
-        scale(tmp_path, "live", workers)
-    full = job.wait_until(lambda s: len(s.world) == workers and s.version > 0)
+        allreduce.scale(job, workers)
+    full = job.wait_until(lambda s: allreduce.together(s, workers) and s.version > 0)
     assert full.version < description.steps / 2, "most of it is trained by so many"
     allreduce.check(job, description, alone(description, data))
 
@@ -61,7 +52,7 @@ def test_ten_random_kills_joins_and_leaves_change_nothing(seed: int, model: str,
         event = draw.choice(["kill", "kill", "term", "scale", "two"])
         members = sorted(status.world)
         if event == "scale":
-            scale(tmp_path, "storm", draw.randint(1, 5))
+            allreduce.scale(job, draw.randint(1, 5))
         count = 2 if event == "two" else int(event != "scale")
         for victim in draw.sample(members, min(len(members) - 1, count)):  # not everybody: that takes long
             job.kill(victim, TERM if event == "term" else KILL)

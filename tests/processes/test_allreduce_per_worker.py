@@ -6,11 +6,10 @@ sizes that its worlds had: every checkpoint must hold the same bytes.
 
 from __future__ import annotations
 
+import functools
 import operator
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ from elasticdl.frameworks.model_file import ModelFile, ModelRequest
 from elasticdl.frameworks.replica import load_replica
 from elasticdl.worker.batches import Source, load
 from elasticdl.worker.replicated import ReplicaModel
-from tests.processes import allreduce, harness
-from tests.processes.allreduce import KILL, RECORDS, TERM, Description
+from tests.processes import allreduce
+from tests.processes.allreduce import KILL, RECORDS, TERM, Description, scale, together
 from tests.processes.harness import RunningJob
 
 pytestmark = pytest.mark.processes
@@ -86,24 +85,8 @@ def replayed(
     return states, number
 
 
-def start(
-    tmp: Path, name: str, description: Description, data: Path, *flags: str, part_seconds: float = 0.1,
-    checkpoint_seconds: float = 0.0, checkpoint_steps: int = 20,
-) -> RunningJob:  # fmt: skip
-    """How many steps there will be is not known: checkpoints are written on the way."""
-    (slow := tmp / f"{name}-slow").touch()
-    given = description.spec(data).given().items()
-    return harness.start(
-        tmp, name, *(f"--{knob}={str(v).lower() if isinstance(v, bool) else v}" for knob, v in given),
-        f"--checkpoint_dir={tmp / name}-checkpoints", f"--output={tmp / name}-model",
-        f"--checkpoint_steps={checkpoint_steps}", f"--checkpoint_seconds={checkpoint_seconds}", *flags,
-        env={"PEBBLE_SECONDS": str(part_seconds), "PEBBLE_SLOW": str(slow)},
-    )  # fmt: skip
-
-
-def scale(job: RunningJob, workers: int) -> None:
-    command = [sys.executable, "-m", "elasticdl", "scale", job.paths.job_name, f"--workers={workers}"]
-    subprocess.run([*command, f"--state_dir={job.paths.logs.parents[1]}"], check=True, cwd=harness.ROOT)
+# How many steps there will be is not known: checkpoints are written on the way.
+start = functools.partial(allreduce.start, part_seconds=0.1, checkpoint_steps=20)
 
 
 def check(job: RunningJob, description: Description, data: Path) -> tuple[Any, States]:
@@ -130,13 +113,17 @@ def check(job: RunningJob, description: Description, data: Path) -> tuple[Any, S
 
 
 def test_a_kill_and_more_workers_change_the_batch_and_every_record_is_trained_once(tmp_path: Path, data: Path) -> None:
-    description = described()
+    description = described(epochs=8)
     job = start(tmp_path, "follow", description, data)
-    first = job.wait_until(lambda s: s.version >= 5)
-    assert first.records_done == 32 * first.version, "two workers of 16 records each"
+    two = job.wait_until(lambda s: together(s, 2) and s.version >= 3)
+    first = job.wait_until(lambda s: together(s, 2) and s.version >= two.version + 3)
+    done = two.records_done
+    for _ in range(two.version, first.version):
+        done += min(32, RECORDS - done % RECORDS)  # the last step of an epoch takes what is left
+    assert first.records_done == done, "two workers of 16 records each"
     assert job.kill(first.world[1], KILL)
     scale(job, 3)
-    three = job.wait_until(lambda s: len(s.world) == 3)
+    three = job.wait_until(lambda s: together(s, 3))
     job.wait_until(lambda s: s.version >= three.version + 5)
     _, ours = check(job, description, data)
     worlds, last = sizes(job), max(ours)
@@ -151,13 +138,13 @@ def test_a_kill_and_more_workers_change_the_batch_and_every_record_is_trained_on
 def test_a_keras_model_is_trained_by_as_many_as_there_are(rule: str, tmp_path: Path, data: Path) -> None:
     description = described("pebble_keras", epochs=8, lr_scaling=rule)
     job = start(tmp_path, "keras", description, data, part_seconds=0.3)
-    first = job.wait_until(lambda s: s.version >= 5)
+    first = job.wait_until(lambda s: together(s, 2) and s.version >= 5)
     scale(job, 4)
-    four = job.wait_until(lambda s: len(s.world) == 4)
+    four = job.wait_until(lambda s: together(s, 4))
     assert job.kill(first.world[0], TERM)
     job.wait_until(lambda s: s.version > four.version + 3 and len(s.world) < 4)
     scale(job, 2)
-    fewer = job.wait_until(lambda s: len(s.world) == 2)
+    fewer = job.wait_until(lambda s: together(s, 2))
     job.wait_until(lambda s: s.version > fewer.version + 3)
     check(job, description, data)
     assert {size for _, size in sizes(job)} >= {2, 3, 4}
@@ -174,7 +161,7 @@ def test_everybody_is_killed_and_the_master_too(tmp_path: Path, data: Path) -> N
     assert job.kill("elasticdl-all-master", KILL)
     back = job.wait_until(lambda s: s.master_starts == 2 and s.world and s.version >= saved.version)
     scale(job, 3)
-    job.wait_until(lambda s: len(s.world) == 3 and s.version > back.version)
+    job.wait_until(lambda s: together(s, 3) and s.version > back.version)
     status, _ = check(job, description, data)
     assert int(status["repeated_batches"]) > 0, allreduce.show(status)
 
@@ -190,18 +177,14 @@ def test_in_a_storm_of_kills_joins_and_leaves_the_worlds_alone_decide_the_weight
     for _ in range(8):
         event = draw.choice(["kill", "kill", "term", "scale", "master"])
         if event == "scale":
-            told = subprocess.Popen(
-                [sys.executable, "-m", "elasticdl", "scale", "storm", f"--workers={draw.randint(1, 4)}",
-                 f"--state_dir={tmp_path / 'state'}"], cwd=harness.ROOT, stdout=subprocess.DEVNULL,
-            )  # fmt: skip
+            scale(job, draw.randint(1, 4))
         victim = "elasticdl-storm-master" if event == "master" else draw.choice(sorted(status.world))
         if event != "scale":
             job.kill(victim, TERM if event == "term" else KILL)
-        pause = draw.choice([1, 5, 15])
-        status = job.wait_until(lambda s, v=status.version + pause: s.version >= v and len(s.world) > 0)
-        if event == "scale":
-            told.kill()  # it waits until the workers are there, which nobody else does
-            told.wait()
+        masters, version = status.master_starts + (event == "master"), status.version + draw.choice([1, 5, 15])
+        status = job.wait_until(
+            lambda s, m=masters, v=version: s.master_starts >= m and s.version >= v and len(s.world) > 0
+        )
     status, _ = check(job, description, data)
     assert int(status["generation"]) > 5
 
@@ -210,10 +193,10 @@ def test_in_a_storm_of_kills_joins_and_leaves_the_worlds_alone_decide_the_weight
 def test_sums_in_any_order_train_every_record_once_too(tmp_path: Path, data: Path) -> None:
     description = described(epochs=8, deterministic=False)
     job = start(tmp_path, "any", description, data)
-    first = job.wait_until(lambda s: s.version >= 5)
+    first = job.wait_until(lambda s: together(s, 2) and s.version >= 5)
     assert job.kill(first.world[1], KILL)
     job.wait_until(lambda s: len(s.world) == 1 and s.version > first.version)
-    job.wait_until(lambda s: len(s.world) == 2)
+    job.wait_until(lambda s: together(s, 2))
     allreduce.hurry(job)
     code, result = job.finish()
     status: Any = result["status"]

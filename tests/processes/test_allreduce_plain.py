@@ -20,14 +20,17 @@ def test_a_kill_while_gradients_are_on_their_way_loses_nothing_and_repeats_nothi
     data = allreduce.write_data(tmp_path / "data")
     plain = Description(model, workers=3, more={"deterministic": False})
     wanted, _ = allreduce.train_alone(Description(model, workers=3), data)
-    faults = {"ELASTICDL_FAULTS": "worker.in_exchange@elasticdl-plain-worker-1:9"}
-    job = allreduce.start(tmp_path, "plain", plain, data, **faults, ELASTICDL_FAULT_LOG=str(tmp_path / "faults"))
+    fault, hits = "worker.in_exchange@elasticdl-plain-worker-1:9", tmp_path / "faults"
+    hits.touch()
+    faults = {"ELASTICDL_FAULTS": fault, "ELASTICDL_FAULT_LOG": str(hits)}
+    job = allreduce.start(tmp_path, "plain", plain, data, part_seconds=0.05, **faults)
+    job.wait_until(lambda s: hits.read_text().split() == [fault])
     allreduce.hurry(job)
     code, result = job.finish()
     assert code == 0 and result["outcome"] == "succeeded", f"{result}\n{job.story()}"
     status: Any = result["status"]
     assert status["audit"] == f"{plain.records} records, each trained exactly {plain.epochs} times"
-    assert (tmp_path / "faults").read_text().count("worker.in_exchange") == 1
+    assert hits.read_text().split() == [fault]
     checkpoints = job.output.with_name("plain-checkpoints")
     state, _ = state_files.read(checkpoints / f"version-{plain.steps}", plain.steps)
     assert state.keys() == wanted.keys()

@@ -16,7 +16,7 @@ from tests.processes.harness import RunningJob
 
 pytestmark = pytest.mark.processes
 
-PLAIN = Description(epochs=12, evaluation_steps=150)
+PLAIN = Description(epochs=4, evaluation_steps=50)
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +31,14 @@ def standbys(status: pb.Status) -> list[str]:
 def standing_by(job: RunningJob, but: str = "", version: int = 0) -> tuple[pb.Status, str]:
     """The first status with two that train, further than this, and one that stands by."""
     status = job.wait_until(
-        lambda s: len(s.world) == 2 and s.version > version and bool(set(standbys(s)) - {but, *s.world})
+        lambda s: allreduce.together(s, 2) and s.version > version and bool(set(standbys(s)) - {but, *s.world})
     )
     (found,) = set(standbys(status)) - {but}
     return status, found
 
 
 def test_a_standby_takes_a_lost_workers_place_at_once_and_another_is_started(tmp_path: Path, data: Path) -> None:
-    job = allreduce.start(tmp_path, "warm", PLAIN, data, "--num_standby=1", part_seconds=0.03)
+    job = allreduce.start(tmp_path, "warm", PLAIN, data, "--num_standby=1", part_seconds=0.1)
     first, standby = standing_by(job, version=3)
     before = allreduce.worker_pids(job)
     shown = subprocess.run(
@@ -69,7 +69,7 @@ def test_a_standby_takes_a_lost_workers_place_at_once_and_another_is_started(tmp
 def test_a_standby_that_dies_disturbs_nobody_and_another_takes_the_place_of_a_worker_that_leaves(
     tmp_path: Path, data: Path
 ) -> None:
-    job = allreduce.start(tmp_path, "warm", PLAIN, data, "--num_standby=1", part_seconds=0.06)
+    job = allreduce.start(tmp_path, "warm", PLAIN, data, "--num_standby=1", part_seconds=0.2)
     first, standby = standing_by(job, version=3)
     assert job.kill(standby, KILL)
     second, other = standing_by(job, but=standby, version=first.version)
