@@ -96,5 +96,7 @@ def test_a_kill_a_join_and_a_leave_change_nothing(
     assert first.process.returncode == 0 and not broken, conductor.story()
     check(conductor, alone, tmp_path)
     assert [len(s.members) for s in conductor.starts] == [3, 2, 3, 2]
-    assert second.kinds("confirmed")[-1].generation == conductor.generation and len(second.hellos) == 1, "no survivor started again"
+    assert second.kinds("confirmed")[-1].generation == conductor.generation and len(second.hellos) == 1, (
+        "no survivor started again"
+    )
     assert joiner.kinds("formed")[0].copied_bytes > 0
