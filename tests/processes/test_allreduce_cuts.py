@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from tests.processes.harness import RunningJob
 pytestmark = pytest.mark.processes
 
 PLAIN = Description(model="cut_off", epochs=8, evaluation_steps=50)
-THREE = Description(model="cut_off", epochs=4, workers=3, minibatch=11, evaluation_steps=50)
+THREE = Description(model="cut_off", epochs=8, workers=3, minibatch=11, evaluation_steps=50)
+SHORT = replace(THREE, epochs=4)
 EVERY_STEP = "--log_loss_steps=1"
 PATIENT = ("--master_grace_seconds=300", "--reconnect_seconds=300")  # however slow this machine is
 CUT = "elasticdl-cut-worker-0"
@@ -45,12 +47,13 @@ def proxy(tmp_path: Path) -> Iterator[Proxy]:
 
 
 def start(
-    tmp: Path, description: Description, data: Path, proxy: Proxy, *flags: str, checkpoint_seconds: float = 0.0
-) -> RunningJob:
+    tmp: Path, description: Description, data: Path, proxy: Proxy, *flags: str, part_seconds: float = 0.06,
+    checkpoint_seconds: float = 0.0,
+) -> RunningJob:  # fmt: skip
     env = {"CUT_MASTERS": json.dumps({CUT: proxy.address})}
     return allreduce.start(
         tmp, "cut", description, data, EVERY_STEP, *flags,
-        part_seconds=0.12, checkpoint_seconds=checkpoint_seconds, **env,
+        part_seconds=part_seconds, checkpoint_seconds=checkpoint_seconds, **env,
     )  # fmt: skip
 
 
@@ -67,7 +70,7 @@ alone = functools.cache(allreduce.train_alone)
 def test_a_worker_that_the_master_cannot_reach_trains_on_until_a_world_without_it_begins(
     tmp_path: Path, data: Path, proxy: Proxy
 ) -> None:
-    job = start(tmp_path, THREE, data, proxy, *PATIENT)
+    job = start(tmp_path, SHORT, data, proxy, *PATIENT, part_seconds=0.12)
     first = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 3)
     proxy.refuse()
     away = job.wait_until(lambda s: any(r.name == CUT and r.state == "lost touch" for r in s.replicas))
@@ -79,7 +82,7 @@ def test_a_worker_that_the_master_cannot_reach_trains_on_until_a_world_without_i
     assert CUT not in without.world, "it was not told, so nobody can count on it"
     proxy.heal()
     job.wait_until(lambda s: CUT in s.world and s.version > without.version)
-    status = check(job, THREE, data)
+    status = check(job, SHORT, data)
     assert int(status.get("repeated_batches", 0)) == 0
     assert allreduce.story_of(job, CUT).count(" starts at ") == 1, "it was started again"
 
