@@ -96,7 +96,9 @@ def test_a_worker_whose_words_are_lost_on_the_way_is_replaced(tmp_path: Path, da
     assert without.generation > first.generation
     proxy.heal()
     status = check(job, THREE, data)
-    assert any(f"{CUT} is hung: silent for" in text for text in allreduce.decisions(status))
+    # Hung, unless the stream was given up first, in which nothing came through.
+    told = (f"{CUT} is hung: silent for", f"{CUT} is gone: silent for")
+    assert any(words in text for text in allreduce.decisions(status) for words in told), allreduce.decisions(status)
     assert int(status.get("repeated_batches", 0)) == 0
 
 
