@@ -15,7 +15,7 @@ from elasticdl.data.reader import open_reader
 from tests.processes import allreduce
 from tests.processes.allreduce import KILL, Description
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 RECORDS = 407
 
@@ -29,7 +29,7 @@ def data(tmp_path: Path) -> Path:
     return allreduce.write_data(tmp_path / "ids", RECORDS)
 
 
-@pytest.mark.parametrize("deterministic", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize("deterministic", [True, False])
 def test_records_that_cannot_be_fed_are_left_out_alike_whoever_computes_their_parts(
     deterministic: bool, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +66,6 @@ def test_records_that_cannot_be_fed_are_left_out_alike_whoever_computes_their_pa
         assert found == (evaluations[version] if deterministic else pytest.approx(evaluations[version], abs=0.02))
 
 
-@pytest.mark.long
 def test_a_record_too_many_ends_the_job_with_its_name_and_the_users_own_traceback(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from tests.processes.allreduce import CONT, KILL, STOP, Description
 from tests.processes.cuts import Proxy, check_one_world_at_a_time, commits
 from tests.processes.harness import RunningJob
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 PLAIN = Description(model="cut_off", epochs=8, evaluation_steps=50)
 THREE = Description(model="cut_off", epochs=8, workers=3, minibatch=11, evaluation_steps=50)
@@ -87,7 +87,6 @@ def test_a_worker_that_the_master_cannot_reach_trains_on_until_a_world_without_i
     assert allreduce.story_of(job, CUT).count(" starts at ") == 1, "it was started again"
 
 
-@pytest.mark.long
 def test_a_worker_whose_words_are_lost_on_the_way_is_replaced(tmp_path: Path, data: Path, proxy: Proxy) -> None:
     job = start(tmp_path, THREE, data, proxy)
     first = job.wait_until(lambda s: s.version >= 8 and len(s.world) == 3)
@@ -102,7 +101,6 @@ def test_a_worker_whose_words_are_lost_on_the_way_is_replaced(tmp_path: Path, da
     assert int(status.get("repeated_batches", 0)) == 0
 
 
-@pytest.mark.long
 def test_who_alone_holds_the_state_and_is_out_of_touch_is_waited_for(tmp_path: Path, data: Path, proxy: Proxy) -> None:
     """Somebody else is ready, and there is nothing to go on from: it does not begin anew."""
     job = start(tmp_path, PLAIN, data, proxy, *PATIENT)
@@ -120,7 +118,6 @@ def test_who_alone_holds_the_state_and_is_out_of_touch_is_waited_for(tmp_path: P
     assert allreduce.story_of(job, CUT).count(" starts at ") == 1, "it was started again"
 
 
-@pytest.mark.long
 def test_who_is_out_of_touch_for_too_long_stops_before_the_others_go_on_without_it(
     tmp_path: Path, data: Path, proxy: Proxy
 ) -> None:
@@ -142,7 +139,6 @@ def test_who_is_out_of_touch_for_too_long_stops_before_the_others_go_on_without_
     assert int(status["repeated_batches"]) < PLAIN.steps
 
 
-@pytest.mark.long
 def test_a_master_that_stands_still_for_a_while_takes_nobody_for_hung(tmp_path: Path, data: Path) -> None:
     """Everybody is silent for longer than a hung worker may be, and nobody is hung."""
     job = allreduce.start(tmp_path, "still", PLAIN, data, EVERY_STEP, part_seconds=0.06)
@@ -169,7 +165,6 @@ def rule(*words: str) -> None:
     subprocess.run(["ip", "rule", *words], check=True)
 
 
-@pytest.mark.long
 def test_peers_that_cannot_reach_each_other_go_on_one_by_one_until_they_can(tmp_path: Path, data: Path) -> None:
     if ALONE not in os.environ:
         on_a_network_of_its_own("test_peers_that_cannot_reach_each_other_go_on_one_by_one_until_they_can")

@@ -29,7 +29,7 @@ from tests.processes import allreduce
 from tests.processes.allreduce import KILL, RECORDS, TERM, Description, scale, together
 from tests.processes.harness import RunningJob
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 WORLD = re.compile(r"World (\d+): rank \d+ of (\d+), .* step (\d+)$", re.MULTILINE)
 States = dict[int, dict[str, torch.Tensor]]
@@ -133,7 +133,6 @@ def test_a_kill_and_more_workers_change_the_batch_and_every_record_is_trained_on
     assert "model/layers.0.weight" in moved, "the learning rate did not follow"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("rule", ["linear", "sqrt"])
 def test_a_keras_model_is_trained_by_as_many_as_there_are(rule: str, tmp_path: Path, data: Path) -> None:
     description = described("pebble_keras", epochs=8, lr_scaling=rule)
@@ -150,7 +149,6 @@ def test_a_keras_model_is_trained_by_as_many_as_there_are(rule: str, tmp_path: P
     assert {size for _, size in sizes(job)} >= {2, 3, 4}
 
 
-@pytest.mark.long
 def test_everybody_is_killed_and_the_master_too(tmp_path: Path, data: Path) -> None:
     """The checkpoint says where in the data it stands: the job goes on there, with other steps than before."""
     description = described(epochs=8)
@@ -166,7 +164,6 @@ def test_everybody_is_killed_and_the_master_too(tmp_path: Path, data: Path) -> N
     assert int(status["repeated_batches"]) > 0, allreduce.show(status)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_in_a_storm_of_kills_joins_and_leaves_the_worlds_alone_decide_the_weights(
     seed: int, tmp_path: Path, data: Path
@@ -189,7 +186,6 @@ def test_in_a_storm_of_kills_joins_and_leaves_the_worlds_alone_decide_the_weight
     assert int(status["generation"]) > 5
 
 
-@pytest.mark.long
 def test_sums_in_any_order_train_every_record_once_too(tmp_path: Path, data: Path) -> None:
     description = described(epochs=8, deterministic=False)
     job = start(tmp_path, "any", description, data)
@@ -203,7 +199,6 @@ def test_sums_in_any_order_train_every_record_once_too(tmp_path: Path, data: Pat
     assert code == 0 and status["audit"] == f"{RECORDS} records, each trained exactly {description.epochs} times"
 
 
-@pytest.mark.long
 def test_a_checkpoint_is_continued_with_another_number_of_workers(tmp_path: Path, data: Path) -> None:
     description = described(epochs=2, min_workers=2)
     first = start(tmp_path, "two", description, data, "--max_step=30", part_seconds=0, checkpoint_steps=30)
