@@ -34,6 +34,12 @@ ENV_DATA_KEY = "ELASTICDL_DATA_KEY"  # the parameter servers' public key; absent
 ENV_DATA_SECRET = "ELASTICDL_DATA_SECRET"  # their secret one: of servers only
 ENV_STATE_DIR = "ELASTICDL_STATE_DIR"  # where local jobs are kept
 ENV_LAUNCHER = "ELASTICDL_LAUNCHER"  # path of the launcher's socket
+ENV_TLS_CERT = (
+    "ELASTICDL_TLS_CERT"  # the job's own certificate, as PEM; absent where the control plane is not encrypted
+)
+ENV_TLS_KEY = "ELASTICDL_TLS_KEY"  # its key, as PEM: of the master only
+ENV_JOB_UID = "ELASTICDL_JOB_UID"  # one submission of a job in a cluster, whatever its name: the ConfigMap's uid
+ENV_NAMESPACE = "ELASTICDL_NAMESPACE"  # the namespace of a pod
 
 LABEL_APP = "app"
 LABEL_JOB = "elasticdl-job-name"
@@ -42,7 +48,16 @@ LABEL_INDEX = "elasticdl-replica-index"
 ANNOTATION_ORDER = "elasticdl-first-launch"  # when a pod of this name was first made: nanoseconds since 1970
 ANNOTATION_LAUNCH = "elasticdl-launch"  # one launch, however often it is repeated
 ANNOTATION_ENDING = "elasticdl-ending"  # who deleted the pod: absent unless it was its own job
+ANNOTATION_RESULT = "elasticdl-result"  # of the master's pod: how the job ended, as JSON; absent while it runs
 APP = "elasticdl"
+
+# In a cluster.
+KEEPER: Final = "keeper"  # value of LABEL_TYPE of the pod that brings a lost master back; no role of a job
+MASTER_PORT = 50001
+CONFIG_DIR = "/etc/elasticdl"  # where the job's ConfigMap is mounted in every pod
+JOB_KEY = "job.json"  # its keys: the resolved JobSpec,
+MASTER_KEY = "master.json"  # the master's pod, made again when it is lost,
+KEEPER_KEY = "keeper.json"  # and the keeper's
 
 _REPLICA = re.compile(rf"{APP}-(?P<job>.+?)-(?:(?P<master>master)|(?P<role>worker|ps|chief|evaluator)-(?P<index>\d+))")
 
@@ -52,6 +67,25 @@ def replica_name(job_name: str, role: str, index: int = 0) -> str:
     if role not in ROLES:
         raise ValueError(f"no role {role!r}; there are {', '.join(ROLES)}")
     return f"{APP}-{job_name}-{role}" if role == MASTER else f"{APP}-{job_name}-{role}-{index}"
+
+
+def config_name(job_name: str) -> str:
+    """The job's ConfigMap, which owns everything else; its Secret, Lease and NetworkPolicy are named alike."""
+    return f"{APP}-{job_name}"
+
+
+def service_name(job_name: str) -> str:
+    """The stable name under which the master is found, and which its certificate carries."""
+    return replica_name(job_name, MASTER)
+
+
+def keeper_name(job_name: str) -> str:
+    return f"{APP}-{job_name}-{KEEPER}"
+
+
+def master_address(job_name: str, namespace: str) -> str:
+    """host:port of a job's master, from inside the cluster."""
+    return f"{service_name(job_name)}.{namespace}.svc:{MASTER_PORT}"
 
 
 def parse_replica_name(name: str) -> tuple[str, str, int]:
