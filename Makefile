@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt $(wildcard native/*)
 BENCHMARKS := $(filter-out %_peer.py %_peers.py %_tables.py %/ps_servers.py, $(wildcard benchmarks/*.py))
-CHAOS ?= --runs 100 --metric_runs 3
+CHAOS ?= --runs 100 --metric_runs 6
 KILLS ?= --runs 20 --master_runs 5
 export OMP_NUM_THREADS ?= 1
 
