@@ -5,9 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-import time
-import urllib.error
-import urllib.request
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +26,7 @@ def registry(folder: Path, address: str = "127.0.0.1", login: bool = False) -> I
         port = probe.getsockname()[1]
     lines = [
         "version: 0.1",
-        "log: {level: error}",
+        "log: {level: info}",
         f"storage: {{filesystem: {{rootdirectory: {folder / 'images'}}}}}",
         f"http: {{addr: '{address}:{port}'}}",
     ]
@@ -36,25 +34,27 @@ def registry(folder: Path, address: str = "127.0.0.1", login: bool = False) -> I
         (folder / "users").write_text(_USERS)
         lines.append(f"auth: {{htpasswd: {{realm: tests, path: {folder / 'users'}}}}}")
     (folder / "config.yml").write_text("\n".join(lines) + "\n")
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen([PROGRAM, "serve", str(folder / "config.yml")], stdout=log, stderr=log)
-        try:
-            _wait(f"http://{address}:{port}/v2/", process, folder / "log")
-            yield f"{address}:{port}"
-        finally:
-            process.terminate()
-            process.wait(10)
+    process = subprocess.Popen(
+        [PROGRAM, "serve", str(folder / "config.yml")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    said: list[str] = []
+    listening = threading.Event()
 
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            if "listening on" in line:
+                listening.set()
+        listening.set()  # it ended
 
-def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while True:
-        try:
-            urllib.request.urlopen(url, timeout=2).close()
-            return
-        except urllib.error.HTTPError:  # it wants a login: it is there
-            return
-        except OSError as error:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"the registry did not come up: {log.read_text()}") from error
-            time.sleep(0.05)
+    reading = threading.Thread(target=read)
+    reading.start()
+    try:
+        there = listening.wait(_START_SECONDS) and process.poll() is None
+        assert there, f"the registry did not come up: {''.join(said)}"
+        yield f"{address}:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+        reading.join()

@@ -357,8 +357,8 @@ def test_a_server_that_cannot_be_reached_for_a_while_is_asked_again(run: Run, na
         async with Wire(host, port) as wire, playing(namespace, api=KubernetesApi(through(wire, found))) as stage:
             await wire.cut()
             launching = asyncio.create_task(stage.cluster.launch(stage.request("w-0")))
-            await asyncio.sleep(1)
-            assert not launching.done()
+            done, _ = await asyncio.wait({launching}, timeout=1)
+            assert not done
             await wire.mend()
             await launching
             await hear(stage.cluster, "w-0", ReplicaPhase.RUNNING)

@@ -7,7 +7,7 @@ import json
 import random
 import ssl
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import aiohttp
 
@@ -15,6 +15,7 @@ from elasticdl.cluster.kubernetes.credentials import Credentials
 from elasticdl.errors import Refused, Unreachable
 
 Object = dict[str, Any]
+JSON = "application/json"
 
 # Answers of a server that is starting, overloaded or changing its leader.
 PASSING = frozenset({429, 500, 502, 503, 504})
@@ -40,6 +41,15 @@ class Pauses:
         return pause * random.uniform(0.5, 1.0)
 
 
+class Asking(TypedDict, total=False):
+    """What a request may have besides its path."""
+
+    body: Object
+    params: Mapping[str, str]
+    content_type: str  # of the body: JSON unless it says otherwise
+    deadline_seconds: float  # the client's unless it says otherwise
+
+
 class KubernetesApi:
     """One API server, as one user. Calls are repeated until they are answered or their deadline passes."""
 
@@ -52,34 +62,14 @@ class KubernetesApi:
         self._tls: ssl.SSLContext | bool = True
         self._closed = False
 
-    async def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Object | None = None,
-        params: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
-        deadline_seconds: float | None = None,
-    ) -> Object:
+    async def call(self, method: str, path: str, **how: Unpack[Asking]) -> Object:
         """The object that the server answers with."""
-        text = await self.text(
-            method, path, body=body, params=params, content_type=content_type, deadline_seconds=deadline_seconds
-        )
-        answer: Object = json.loads(text)
+        answer: Object = json.loads(await self.text(method, path, **how))
         return answer
 
-    async def text(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Object | None = None,
-        params: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
-        deadline_seconds: float | None = None,
-    ) -> str:
-        limit = self._deadline_seconds if deadline_seconds is None else deadline_seconds
+    async def text(self, method: str, path: str, **how: Unpack[Asking]) -> str:
+        body, params = how.get("body"), how.get("params")
+        content_type, limit = how.get("content_type", JSON), how.get("deadline_seconds", self._deadline_seconds)
         loop, pauses, trouble = asyncio.get_running_loop(), Pauses(), "no attempt was made"
         deadline = loop.time() + limit
         renewed = False
