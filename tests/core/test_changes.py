@@ -8,7 +8,7 @@ from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.allreduce_job import AllreduceJob
 from elasticdl.core.replicas import PREEMPTED
-from tests.core.test_allreduce_job import Play, W, of
+from tests.core.allreduce_play import Play, W, of
 
 
 def settled(*workers: str) -> Play:

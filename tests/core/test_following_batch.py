@@ -14,7 +14,7 @@ from elasticdl.core.replicas import Budget
 from elasticdl.core.steps import StepPlan
 from elasticdl.master.status import Chronicle
 from elasticdl.master.world_status import world_status
-from tests.core.test_allreduce_job import Play, W, of
+from tests.core.allreduce_play import Play, W, of
 
 
 class Following(Play):

@@ -8,7 +8,7 @@ from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.replicas import CRASHED, PREEMPTED
 from tests.core.playing import PS0, PS1, STATE, W0, Play, name, of
-from tests.core.test_rollback import texts
+from tests.core.rollback_play import texts
 
 PS2 = name("ps", 2)
 

@@ -6,7 +6,7 @@ from elasticdl.core import events as e
 from elasticdl.core.pulses import FLOOR_SECONDS
 from elasticdl.master.relay import AGAIN_SECONDS, Relay
 from elasticdl.wire import control_pb2 as pb
-from tests.core.test_allreduce_job import Play, W
+from tests.core.allreduce_play import Play, W
 
 
 def training() -> Relay:
