@@ -11,6 +11,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,6 +26,7 @@ from elasticdl.api.elastic import Elastic
 from elasticdl.api.evaluation import RecordEvaluation
 from elasticdl.api.terms import Hooks, Terms
 from elasticdl.api.torch_model import Stateful, TorchModel
+from elasticdl.collective.buckets import BUCKET_FLOATS
 from elasticdl.collective.control import Alone, SharedSession, WorldControl
 from elasticdl.collective.fingerprint import fingerprint
 from elasticdl.collective.session import WorldSession
@@ -86,6 +88,7 @@ class Job:
         committed: Callable[[int, float], None] | None = None,
         evaluated: Callable[[int, Mapping[str, float]], None] | None = None,
         restore: str | Path | None = None,
+        bucket_floats: int = BUCKET_FLOATS,
     ) -> Elastic:
         """The step loop over a model. All workers that come later get model, optimizer, scheduler and `state`.
 
@@ -93,7 +96,8 @@ class Job:
         with the mean gradients in place. `evaluate` gives mean metrics over some validation records. `export` writes
         the trained model to a folder; by default its weights are written as safetensors. `committed` hears of every
         step and its loss, `evaluated` of every evaluation. `restore` is a checkpoint to start from, where there is no
-        master to choose one.
+        master to choose one. Without determinism, gradients leave during the backward pass, at least `bucket_floats` of
+        them at a time.
         """
         if self.spec.deterministic:
             use_deterministic_algorithms()
@@ -115,7 +119,8 @@ class Job:
             evaluated or (lambda step, metrics: None),
         )
         control = self._control(trained.device, restore)
-        elastic = Elastic(trained, terms_of(self.spec, plan), control, self._numbers(plan.records), hooks)
+        terms = replace(terms_of(self.spec, plan), bucket_floats=bucket_floats)
+        elastic = Elastic(trained, terms, control, self._numbers(plan.records), hooks)
         return elastic
 
     def _control(self, device: torch.device, restore: str | Path | None) -> SharedSession:
@@ -144,7 +149,10 @@ class Job:
 def connect(spec: JobSpec, replica: str, device: torch.device) -> WorldControl:
     """The stream to the master of this job; SIGTERM means to leave at the end of a step."""
     session = WorldSession(replica, uuid.uuid4().hex, spec.master_grace_seconds, fingerprint(device))
-    control = WorldControl(session, os.environ[names.ENV_MASTER_ADDR], os.environ[names.ENV_TOKEN])
+    certificate = os.environ.get(names.ENV_TLS_CERT)
+    control = WorldControl(
+        session, os.environ[names.ENV_MASTER_ADDR], os.environ[names.ENV_TOKEN], certificate=certificate
+    )
 
     def leave(_signum: int, _frame: FrameType | None) -> None:
         control.leave()
@@ -165,8 +173,9 @@ def terms_of(spec: JobSpec, plan: StepPlan) -> Terms:
         spec.audit,
         spec.nonfinite_gradients == "skip",
         spec.max_bad_records,
-        os.environ.get(names.ENV_POD_IP, LOCAL_HOST),
+        os.environ.get(names.ENV_POD_IP) or LOCAL_HOST,
         spec.master_grace_seconds,
+        spec.minibatch_size,
     )
 
 

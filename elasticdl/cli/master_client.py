@@ -11,7 +11,7 @@ import grpc
 
 from elasticdl.errors import Refused, Unreachable
 from elasticdl.job.names import JobPaths
-from elasticdl.wire import auth
+from elasticdl.wire import auth, tls
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import ControlStub
 from elasticdl.wire.link import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, NO, OPTIONS
@@ -23,6 +23,7 @@ class MasterClient:
 
     address: str
     token: str
+    certificate: str | None = None  # of a master in a cluster
 
     @classmethod
     def of(cls, paths: JobPaths) -> MasterClient:
@@ -38,7 +39,7 @@ class MasterClient:
         Ends after the status that says how the job ended.
         """
         wait = FIRST_RETRY_SECONDS
-        async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
+        async with tls.channel(self.address, OPTIONS, self.certificate) as channel:
             while True:
                 ended = False
                 stub = ControlStub(channel)  # type: ignore[no-untyped-call]
@@ -69,7 +70,7 @@ class MasterClient:
 
     async def scale(self, role: str, count: int, deadline_seconds: float) -> str:
         """Ask for so many replicas of a role; why the master will not, empty when it will."""
-        async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
+        async with tls.channel(self.address, OPTIONS, self.certificate) as channel:
             stub = ControlStub(channel)  # type: ignore[no-untyped-call]
             request, token = pb.ScaleRequest(role=role, count=count), auth.metadata(self.token)
             try:
@@ -81,7 +82,7 @@ class MasterClient:
 
     async def stop(self, reason: str, deadline_seconds: float) -> None:
         """Have the job stop with a checkpoint; returns when the master has taken note of it."""
-        async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
+        async with tls.channel(self.address, OPTIONS, self.certificate) as channel:
             stub = ControlStub(channel)  # type: ignore[no-untyped-call]
             request, token = pb.StopRequest(reason=reason), auth.metadata(self.token)
             try:

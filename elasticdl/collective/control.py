@@ -259,11 +259,12 @@ class WorldControl(SharedSession):
     """With the stream to the master, kept in a thread of its own."""
 
     def __init__(
-        self, session: WorldSession, address: str, token: str, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, session: WorldSession, address: str, token: str, clock: Callable[[], float] = time.monotonic,
+        certificate: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(session, clock)
         self._loop = asyncio.new_event_loop()
-        self._link = Link(address, token, self._hello, self._receive, session.grace_seconds)
+        self._link = Link(address, token, self._hello, self._receive, session.grace_seconds, certificate=certificate)
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
         session.disconnected(clock())
 

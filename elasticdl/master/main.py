@@ -31,6 +31,7 @@ from elasticdl.master.actions import Actions
 from elasticdl.master.journal import Journal
 from elasticdl.master.master import Master
 from elasticdl.master.resume import restored, state_restored
+from elasticdl.wire import tls
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
 from elasticdl.wire.link import SERVER_OPTIONS
 
@@ -105,10 +106,7 @@ async def _run(spec: JobSpec, paths: names.JobPaths) -> int:
     address = os.environ[names.ENV_MASTER_ADDR]
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_ControlServicer_to_server(master.streams, server)  # type: ignore[no-untyped-call]
-    try:
-        server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise JobFailed(f"the master cannot listen at {address}: {error}") from error
+    tls.listen(server, address, os.environ)
     await server.start()
     write_durably(paths.master_address, address.encode())
     log.info("Master of %s at %s, start %d: %d records an epoch", spec.job_name, address, starts, training.records)

@@ -204,6 +204,8 @@ class Connections:
         s.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MILLISECONDS)
         if self._keys is not None:
             self._keys.connect(s)
+        if address.startswith("tcp://["):
+            s.setsockopt(zmq.IPV6, 1)
         s.connect(nearest(address))
         self._poller.register(s, zmq.POLLIN)
         return s

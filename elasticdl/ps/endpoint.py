@@ -15,6 +15,7 @@ from elasticdl.wire.frames import FRAME_BYTES
 
 log = logging.getLogger(__name__)
 
+LOCAL_HOST = "127.0.0.1"
 TELL_SECONDS = 10.0  # at most one line about strangers in this time
 ENCRYPTION_BYTES = 64  # that CURVE adds to a frame, rounded up
 MOST_PATH_BYTES = 100  # the kernel takes 107 for a socket
@@ -43,6 +44,9 @@ class Endpoint:
         if keys is not None:
             keys.serve(self.socket)
         self.monitor = self.socket.get_monitor_socket(_EVENTS)
+        if ":" in host:
+            self.socket.setsockopt(zmq.IPV6, 1)
+            host = f"[{host}]"
         self.socket.bind(f"tcp://{host}:*")
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._local = None if directory is None else directory / f"ps-{os.getpid()}-{id(self):x}"

@@ -16,6 +16,7 @@ from elasticdl.errors import ElasticDLError
 from elasticdl.job import names
 from elasticdl.job.loglines import configure_logging
 from elasticdl.job.spec import JobSpec
+from elasticdl.ps.endpoint import LOCAL_HOST
 from elasticdl.ps.memory import keep_freed_memory
 from elasticdl.ps.service import Service
 from elasticdl.wire import PROTOCOL
@@ -52,7 +53,8 @@ async def _serve(spec: JobSpec, replica: str) -> int:
     folder = Path(os.environ[names.ENV_JOB_FILE]).parent
     local = names.JobPaths(folder.parent, folder.name).launcher_socket.parent
     service = Service(
-        index, spec.num_ps_pods, spec.seed, token, say, keys=Keys.of(os.environ),
+        index, spec.num_ps_pods, spec.seed, token, say, os.environ.get(names.ENV_POD_IP) or LOCAL_HOST,
+        keys=Keys.of(os.environ),
         directory=local if local.is_dir() else None, staleness_modulation=spec.lr_staleness_modulation,
     )  # fmt: skip
     hello.address = service.address
@@ -68,7 +70,8 @@ async def _serve(spec: JobSpec, replica: str) -> int:
         hello.timeline = service.ledger.timeline
         return pb.FromReplica(hello=hello)
 
-    link = Link(address, token, greet, receive, spec.master_grace_seconds)
+    certificate = os.environ.get(names.ENV_TLS_CERT)
+    link = Link(address, token, greet, receive, spec.master_grace_seconds, certificate=certificate)
     leaving = asyncio.Event()
 
     async def go_without_master() -> None:

@@ -19,7 +19,7 @@ from elasticdl import faults, files
 from elasticdl.errors import DataError
 from elasticdl.job.parameters import ParametersSpec
 from elasticdl.ps import snapshot
-from elasticdl.ps.endpoint import Endpoint
+from elasticdl.ps.endpoint import LOCAL_HOST, Endpoint
 from elasticdl.ps.gradients import Gradients, average
 from elasticdl.ps.ledger import Ledger, Push, Verdict
 from elasticdl.ps.parameters import Parameters
@@ -53,7 +53,7 @@ class Service:
 
     def __init__(
         self, index: int, servers: int, seed: int, token: str, say: Callable[[pb.FromReplica], None],
-        host: str = "127.0.0.1", unknown_seconds: float = UNKNOWN_SECONDS,
+        host: str = LOCAL_HOST, unknown_seconds: float = UNKNOWN_SECONDS,
         keys: Keys | None = None, directory: Path | None = None, staleness_modulation: bool = False,
     ) -> None:  # fmt: skip
         self.index, self.servers, self.seed, self.token, self.say = index, servers, seed, token, say

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from elasticdl.errors import Refused, Unreachable
-from elasticdl.wire import auth
+from elasticdl.wire import auth, tls
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import ControlStub
 
@@ -52,8 +52,9 @@ class Link:
         receive: Callable[[pb.ToReplica], None],
         patience_seconds: float,
         options: Sequence[tuple[str, Any]] = OPTIONS,
+        certificate: str | None = None,
     ) -> None:
-        self.address, self.token = address, token
+        self.address, self.token, self.certificate = address, token, certificate
         self.hello, self.receive = hello, receive
         self.patience_seconds, self.options = patience_seconds, options
         self.broken = asyncio.Event()  # set while there is no stream after there was one
@@ -87,7 +88,7 @@ class Link:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         away_since, wait = loop.time(), FIRST_RETRY_SECONDS
-        async with grpc.aio.insecure_channel(self.address, options=list(self.options)) as channel:
+        async with tls.channel(self.address, self.options, self.certificate) as channel:
             while True:
                 welcome = False
                 try:

@@ -18,11 +18,13 @@ log = logging.getLogger(__name__)
 class Control:
     """The session, shared by two threads under one lock."""
 
-    def __init__(self, session: Session, address: str, token: str, patience_seconds: float) -> None:
+    def __init__(
+        self, session: Session, address: str, token: str, patience_seconds: float, certificate: str | None = None
+    ) -> None:
         self._session = session
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
-        self._link = Link(address, token, self._hello, self._receive, patience_seconds)
+        self._link = Link(address, token, self._hello, self._receive, patience_seconds, certificate=certificate)
         self._failure: BaseException | None = None
         self._listeners: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)

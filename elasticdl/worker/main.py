@@ -77,7 +77,8 @@ def _work(spec: JobSpec, replica: str, directory: Path) -> int:
     model = load_trainable(code, spec.seed, sample)
     session = Session(replica, uuid.uuid4().hex, CAPACITY, in_order=not spec.asynchronous)
     token, address = os.environ[names.ENV_TOKEN], os.environ[names.ENV_MASTER_ADDR]
-    control = Control(session, address, token, spec.master_grace_seconds)
+    certificate = os.environ.get(names.ENV_TLS_CERT)
+    control = Control(session, address, token, spec.master_grace_seconds, certificate)
 
     def leave(_signum: int, _frame: FrameType | None) -> None:
         control.leave()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import grpc
 
 from elasticdl.core import events as e
 from elasticdl.master.servicer import Streams
-from elasticdl.wire import PROTOCOL, auth
+from elasticdl.wire import PROTOCOL, auth, tls
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import ControlStub, add_ControlServicer_to_server
 from elasticdl.wire.link import OPTIONS, SERVER_OPTIONS, Link
@@ -32,9 +33,10 @@ class Hall:
     """A master's streams without a master: what they hear is kept."""
 
     def __init__(
-        self, admits: Callable[[str, str], bool] = lambda name, incarnation: True, status_seconds: float = 0.02
-    ) -> None:
-        self.admits, self.status_seconds = admits, status_seconds
+        self, admits: Callable[[str, str], bool] = lambda name, incarnation: True, status_seconds: float = 0.02,
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self.admits, self.status_seconds, self.env = admits, status_seconds, env
         self.port = 0
         self.starts = 0
         self.heard: asyncio.Queue[e.Event] = asyncio.Queue()
@@ -52,7 +54,7 @@ class Hall:
         )
         self._server = grpc.aio.server(options=options)
         add_ControlServicer_to_server(self.streams, self._server)  # type: ignore[no-untyped-call]
-        self.port = self._server.add_insecure_port(self.address)
+        self.port = tls.listen(self._server, self.address, self.env)
         await self._server.start()
 
     async def stop(self) -> None:
@@ -89,9 +91,10 @@ class Replica:
         token: str = TOKEN,
         patience_seconds: float = 10.0,
         options: Sequence[tuple[str, Any]] = OPTIONS,
+        certificate: str | None = None,
     ) -> None:
         self.received: asyncio.Queue[pb.ToReplica] = asyncio.Queue()
-        self.link = Link(address, token, say, self.received.put_nowait, patience_seconds, options)
+        self.link = Link(address, token, say, self.received.put_nowait, patience_seconds, options, certificate)
 
     async def __aenter__(self) -> Replica:
         self.task = asyncio.create_task(self.link.run())
