@@ -34,12 +34,9 @@ ENV_DATA_KEY = "ELASTICDL_DATA_KEY"  # the parameter servers' public key; absent
 ENV_DATA_SECRET = "ELASTICDL_DATA_SECRET"  # their secret one: of servers only
 ENV_STATE_DIR = "ELASTICDL_STATE_DIR"  # where local jobs are kept
 ENV_LAUNCHER = "ELASTICDL_LAUNCHER"  # path of the launcher's socket
-ENV_TLS_CERT = (
-    "ELASTICDL_TLS_CERT"  # the job's own certificate, as PEM; absent where the control plane is not encrypted
-)
+ENV_TLS_CERT = "ELASTICDL_TLS_CERT"  # the job's own certificate, as PEM; absent where the control plane is plaintext
 ENV_TLS_KEY = "ELASTICDL_TLS_KEY"  # its key, as PEM: of the master only
 ENV_JOB_UID = "ELASTICDL_JOB_UID"  # one submission of a job in a cluster, whatever its name: the ConfigMap's uid
-ENV_NAMESPACE = "ELASTICDL_NAMESPACE"  # the namespace of a pod
 
 LABEL_APP = "app"
 LABEL_JOB = "elasticdl-job-name"
@@ -48,6 +45,7 @@ LABEL_INDEX = "elasticdl-replica-index"
 ANNOTATION_ORDER = "elasticdl-first-launch"  # when a pod of this name was first made: nanoseconds since 1970
 ANNOTATION_LAUNCH = "elasticdl-launch"  # one launch, however often it is repeated
 ANNOTATION_ENDING = "elasticdl-ending"  # who deleted the pod: absent unless it was its own job
+ANNOTATION_CRASHES = "elasticdl-crashes"  # of the master's pod: how often one before it failed
 ANNOTATION_RESULT = "elasticdl-result"  # of the master's pod: how the job ended, as JSON; absent while it runs
 APP = "elasticdl"
 
@@ -57,7 +55,9 @@ MASTER_PORT = 50001
 CONFIG_DIR = "/etc/elasticdl"  # where the job's ConfigMap is mounted in every pod
 JOB_KEY = "job.json"  # its keys: the resolved JobSpec,
 MASTER_KEY = "master.json"  # the master's pod, made again when it is lost,
-KEEPER_KEY = "keeper.json"  # and the keeper's
+KEEPER_KEY = "keeper.json"  # the keeper's,
+OVERLAY_KEY = "cluster_spec.py"  # and the file of --cluster_spec, where there is one
+SERVICE_ACCOUNT = "elasticdl-master"  # of master and keeper: manifests/elasticdl-rbac.yaml
 
 _REPLICA = re.compile(rf"{APP}-(?P<job>.+?)-(?:(?P<master>master)|(?P<role>worker|ps|chief|evaluator)-(?P<index>\d+))")
 

@@ -12,13 +12,27 @@ from typing import Any
 from elasticdl.cluster.kubernetes.reading import CONTAINER, Pod
 from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.errors import Problem, UsageError
-from elasticdl.job import names
+from elasticdl.job import names, places
 from elasticdl.job.resources import ResourceSpec
 from elasticdl.job.spec import JobSpec
 
 GRACE_SECONDS = 30  # for whoever is preempted, evicted or deleted without a word about it
-SECRET_ENV = (names.ENV_TOKEN, names.ENV_DATA_KEY, names.ENV_DATA_SECRET)
+SECRET_ENV = (
+    names.ENV_TOKEN, names.ENV_DATA_KEY, names.ENV_DATA_SECRET, names.ENV_TLS_CERT, names.ENV_TLS_KEY,
+)  # fmt: skip
 LOW_PRIORITY = "low"
+# Those that talk to the API server, and have a service account for it.
+_WITH_TOKEN = (names.MASTER, names.KEEPER)
+# The keeper waits, nearly always: a Python with an HTTP client.
+_KEEPER_RESOURCES = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "256Mi"}}
+_MAKE_FOLDER = """\
+import os, sys
+try:
+    os.makedirs(sys.argv[1], exist_ok=True)
+    os.chmod(sys.argv[1], 0o1777)
+except OSError as error:
+    print(f"cannot make {sys.argv[1]}: {error}")  # the master tries, too, and says what to do
+"""
 
 
 @dataclass(frozen=True)
@@ -28,7 +42,8 @@ class PodMaker:
     spec: JobSpec
     owner: Mapping[str, str] | None = None  # {apiVersion, kind, name, uid} of the object that all of the job goes with
     secret: str | None = None  # the Secret that holds `SECRET_ENV`; without it they stand in the pod as they are
-    service_account: str | None = None  # the master's; other pods get no token
+    config: str | None = None  # the ConfigMap that is mounted in every pod
+    service_account: str | None = None  # the master's and the keeper's; other pods get no token
     run_as: int | None = None  # a user id: not root, and the image's files cannot be changed
     overlay: Callable[[Pod], Pod] | None = None  # the user's last word: see overlay.py
 
@@ -37,11 +52,17 @@ class PodMaker:
         meta: dict[str, Any] = {
             "name": request.name,
             "namespace": spec.namespace,
-            "labels": names.labels(str(spec.job_name), role, request.index),
+            "labels": names.labels(str(spec.job_name), role, None if role == names.KEEPER else request.index),
         }
         if self.owner is not None:
             meta["ownerReferences"] = [dict(self.owner)]
         volumes, mounts = _volumes(spec)
+        if self.config is not None:
+            volumes.append({"name": "job", "configMap": {"name": self.config}})
+            mounts.append({"name": "job", "mountPath": names.CONFIG_DIR, "readOnly": True})
+        if spec.state_dir is not None and places.is_scratch(spec):
+            volumes.append({"name": "state", "emptyDir": {}})
+            mounts.append({"name": "state", "mountPath": spec.state_dir})
         container: dict[str, Any] = {
             "name": CONTAINER,
             "image": image_of(spec, role),
@@ -59,18 +80,20 @@ class PodMaker:
             # The replica is not process 1 then, which would be deaf to signals that it does not handle.
             "shareProcessNamespace": True,
             "enableServiceLinks": False,
-            "automountServiceAccountToken": role == names.MASTER,
+            "automountServiceAccountToken": role in _WITH_TOKEN,
             "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [container],
             "volumes": volumes,
         }
-        if role == names.MASTER and self.service_account is not None:
+        if role in _WITH_TOKEN and self.service_account is not None:
             pod_spec["serviceAccountName"] = self.service_account
         priority = priority_of(spec, role, request.index)
         if priority is not None:
             pod_spec["priorityClassName"] = priority
         if self.run_as is not None:
             _without_root(pod_spec, container, self.run_as)
+        elif role == names.MASTER and spec.state_dir is not None and places.made_on_node(spec):
+            pod_spec["initContainers"] = [_folder_maker(spec.state_dir, container)]
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod_spec}
         if spec.cluster_spec_json is not None:
             pod = merged(pod, json.loads(spec.cluster_spec_json))
@@ -83,6 +106,8 @@ class PodMaker:
                 env.append({"name": key, "valueFrom": {"secretKeyRef": {"name": self.secret, "key": key}}})
             else:
                 env.append({"name": key, "value": escaped(value)})
+        if self.owner is not None:
+            env.append({"name": names.ENV_JOB_UID, "value": self.owner["uid"]})
         env.append({"name": names.ENV_POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
         defaults = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
         return [*env, *({"name": k, "value": v} for k, v in defaults.items() if k not in request.env)]
@@ -95,7 +120,7 @@ def escaped(text: str) -> str:
 
 def image_of(spec: JobSpec, role: str) -> str:
     """The image of a role; chief and evaluator run the workers' program."""
-    own = {names.PS: spec.ps_image, names.MASTER: None}.get(role, spec.worker_image)
+    own = {names.PS: spec.ps_image, names.MASTER: None, names.KEEPER: None}.get(role, spec.worker_image)
     image = own or spec.image_name
     if image is None:
         problem = Problem("--image_name", "", f"the {role} has no image", "Name one with --image_name.")
@@ -106,7 +131,7 @@ def image_of(spec: JobSpec, role: str) -> str:
 def priority_of(spec: JobSpec, role: str, index: int) -> str | None:
     """The PriorityClass of a replica. A share of the workers is spread evenly over their indices, newcomers too."""
     if role != names.WORKER:
-        found: str | None = getattr(spec, f"{role}_pod_priority")
+        found: str | None = getattr(spec, f"{names.MASTER if role == names.KEEPER else role}_pod_priority")
         return found
     asked = spec.worker_pod_priority
     if asked is None or asked.share == 1.0:
@@ -119,6 +144,8 @@ def priority_of(spec: JobSpec, role: str, index: int) -> str | None:
 def resources_of(spec: JobSpec, request: ReplicaRequest) -> dict[str, dict[str, str]]:
     """Requests and limits; more memory than the job's description says goes to both in the same measure."""
     role: Any = request.role
+    if role == names.KEEPER:
+        return copy.deepcopy(_KEEPER_RESOURCES)
     asked = spec.request(role)
     limit = spec.limit(role) or asked
     # Anything but cpu and memory is one number to Kubernetes: as much is requested as is allowed.
@@ -166,10 +193,13 @@ def _quantities(known: ResourceSpec, extended: Mapping[str, int]) -> dict[str, s
 
 
 def _restart_policy(spec: JobSpec, role: str) -> str:
-    """A failed master comes back by itself; a server only from its snapshot, when the master says so."""
-    if role == names.MASTER:
+    """Master and servers are started again by somebody who knows why they ended: the keeper, and the master.
+
+    A master that is done stays as it is, with its log and exit code: that is what a job leaves behind.
+    """
+    if role == names.KEEPER:
         return "OnFailure"
-    return "Never" if role == names.PS else spec.restart_policy
+    return "Never" if role in (names.MASTER, names.PS) else spec.restart_policy
 
 
 def _volumes(spec: JobSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -190,9 +220,37 @@ def _volumes(spec: JobSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
     return list(volumes.values()), mounts
 
 
+def _folder_maker(path: str, beside: dict[str, Any]) -> dict[str, Any]:
+    """Makes the job's folder on a directory of the node, which belongs to root as a rule; anybody may write there then,
+    as in /tmp. It may do no more than that.
+    """
+    return {
+        "name": "state-folder",
+        "image": beside["image"],
+        "imagePullPolicy": beside["imagePullPolicy"],
+        "command": ["python", "-I", "-S", "-c", escaped(_MAKE_FOLDER), path],
+        "env": [entry for entry in beside["env"] if entry["name"] == "PATH"],
+        "resources": beside["resources"],
+        "volumeMounts": beside["volumeMounts"],
+        "securityContext": {
+            "runAsUser": 0,
+            "runAsNonRoot": False,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
 def _without_root(pod_spec: dict[str, Any], container: dict[str, Any], user: int) -> None:
     """As this user, with a root that cannot be written to; /tmp can."""
-    pod_spec["securityContext"] |= {"runAsUser": user, "runAsGroup": user, "runAsNonRoot": True, "fsGroup": user}
+    pod_spec["securityContext"] |= {
+        "runAsUser": user,
+        "runAsGroup": user,
+        "runAsNonRoot": True,
+        "fsGroup": user,
+        "fsGroupChangePolicy": "OnRootMismatch",  # else every file of a large volume is touched whenever a pod starts
+    }
     container["securityContext"] |= {"readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     taken = {mount["mountPath"] for mount in container["volumeMounts"]}
     if "/tmp" not in taken:

@@ -1,0 +1,126 @@
+"""The objects of a job in a cluster, from its description. Pure: whoever submits, prints or makes them again.
+
+All of them belong to the ConfigMap: deleting it removes the job. Its uid is known once it is there; what is made here
+names no owner, and `owned` adds it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from elasticdl.cluster.kubernetes import overlay
+from elasticdl.cluster.kubernetes.pods import PodMaker
+from elasticdl.cluster.kubernetes.reading import CONTAINER, Pod
+from elasticdl.cluster.protocol import ReplicaRequest
+from elasticdl.job import names
+from elasticdl.job.spec import JobSpec
+
+Object = dict[str, Any]
+
+USER = 1000  # of the processes in pods, where nothing speaks against it
+JOB_FILE = str(PurePosixPath(names.CONFIG_DIR) / names.JOB_KEY)
+OVERLAY_FILE = str(PurePosixPath(names.CONFIG_DIR) / names.OVERLAY_KEY)
+
+
+@dataclass(frozen=True)
+class JobObjects:
+    """Everything that is made when a job is submitted; its master makes the rest."""
+
+    config_map: Object
+    secret: Object
+    service: Object
+    network_policy: Object
+    master: Pod
+    keeper: Pod
+
+    def all(self) -> list[Object]:
+        """In the order in which they are made: the owner of the others first, whoever needs them last."""
+        return [self.config_map, self.secret, self.service, self.network_policy, self.master, self.keeper]
+
+
+def job_objects(spec: JobSpec, secrets: Mapping[str, str]) -> JobObjects:
+    """The objects of a resolved job. `secrets`: values of `pods.SECRET_ENV`."""
+    maker, job, files = pod_maker(spec), str(spec.job_name), {}
+    master, keeper = maker(_master(spec, secrets)), maker(_keeper(spec))
+    if spec.cluster_spec is not None:  # a file of whoever submits: it travels with the job
+        files[names.OVERLAY_KEY] = Path(spec.cluster_spec).read_text(encoding="utf-8")
+    inside = spec.with_values(cluster_spec=OVERLAY_FILE) if files else spec
+    files[names.JOB_KEY] = inside.to_json()
+    files[names.MASTER_KEY], files[names.KEEPER_KEY] = json.dumps(master), json.dumps(keeper)
+    port = {"name": "control", "port": names.MASTER_PORT, "targetPort": names.MASTER_PORT}
+    service = {
+        "selector": names.labels(job, names.MASTER),
+        "ports": [port],
+        "publishNotReadyAddresses": True,  # it has no probe: who cannot reach it yet tries again
+    }
+    ours = {"podSelector": {"matchLabels": names.labels(job)}}
+    policy = {**ours, "policyTypes": ["Ingress"], "ingress": [{"from": [ours]}]}
+    return JobObjects(
+        _object(spec, "v1", "ConfigMap", names.config_name(job), data=files),
+        _object(spec, "v1", "Secret", names.config_name(job), type="Opaque", stringData=dict(secrets)),
+        _object(spec, "v1", "Service", names.service_name(job), spec=service),
+        _object(spec, "networking.k8s.io/v1", "NetworkPolicy", names.config_name(job), spec=policy),
+        master,
+        keeper,
+    )
+
+
+def pod_maker(spec: JobSpec, uid: str | None = None) -> PodMaker:
+    """Makes the pods of a resolved job, master and replicas alike; `uid`: of its ConfigMap, once that is there."""
+    name = names.config_name(str(spec.job_name))
+    # A kubelet changes nothing about who owns a directory of its node: there it is the image that knows its user.
+    on_node = any(volume.host_path is not None for volume in spec.volume)
+    return PodMaker(
+        spec,
+        owner=None if uid is None else owner(spec, uid),
+        secret=name,
+        config=name,
+        service_account=names.SERVICE_ACCOUNT,
+        run_as=None if on_node else USER,
+        overlay=None if spec.cluster_spec is None else overlay.load(Path(spec.cluster_spec)),
+    )
+
+
+def owner(spec: JobSpec, uid: str) -> dict[str, str]:
+    """What the job's objects are said to belong to."""
+    return {"apiVersion": "v1", "kind": "ConfigMap", "name": names.config_name(str(spec.job_name)), "uid": uid}
+
+
+def owned(thing: Object, by: Mapping[str, str]) -> Object:
+    """The object as one of this owner's. A pod is told its uid, which tells one submission of a name from the next."""
+    found = {**thing, "metadata": {**thing["metadata"], "ownerReferences": [dict(by)]}}
+    if thing["kind"] == "Pod":
+        told = {"name": names.ENV_JOB_UID, "value": by["uid"]}
+        containers = [
+            {**c, "env": [*c.get("env", []), told]} if c["name"] == CONTAINER else c
+            for c in thing["spec"]["containers"]
+        ]
+        found["spec"] = {**thing["spec"], "containers": containers}
+    return found
+
+
+def _object(spec: JobSpec, version: str, kind: str, name: str, **content: Any) -> Object:
+    meta = {"name": name, "namespace": spec.namespace, "labels": names.labels(str(spec.job_name))}
+    return {"apiVersion": version, "kind": kind, "metadata": meta, **content}
+
+
+def _master(spec: JobSpec, secrets: Mapping[str, str]) -> ReplicaRequest:
+    name = names.replica_name(str(spec.job_name), names.MASTER)
+    env = {
+        **spec.envs,
+        names.ENV_JOB_FILE: JOB_FILE,
+        names.ENV_REPLICA: name,
+        names.ENV_MASTER_ADDR: names.master_address(str(spec.job_name), str(spec.namespace)),
+        **secrets,
+    }
+    return ReplicaRequest(name, names.MASTER, 0, ("python", "-m", "elasticdl.master"), env)
+
+
+def _keeper(spec: JobSpec) -> ReplicaRequest:
+    name = names.keeper_name(str(spec.job_name))
+    command = ("python", "-m", "elasticdl.cluster.kubernetes.keeper", str(spec.job_name), str(spec.namespace))
+    return ReplicaRequest(name, names.KEEPER, 0, command, {**spec.envs, names.ENV_REPLICA: name})

@@ -1,0 +1,39 @@
+"""Where a job in a cluster keeps its state: below the first volume, or in a pod's own scratch space."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from elasticdl.job.resources import VolumeSpec
+from elasticdl.job.spec import JobSpec
+
+STATE_FOLDER = ".elasticdl"
+SCRATCH = "/var/lib/elasticdl"  # an emptyDir: it goes with its pod
+
+
+def default_state_dir(spec: JobSpec) -> str:
+    """Below the first volume, which every pod of the job has."""
+    return str(PurePosixPath(spec.volume[0].mount_path) / STATE_FOLDER) if spec.volume else SCRATCH
+
+
+def volume_of(spec: JobSpec, path: str) -> VolumeSpec | None:
+    """The volume that a path lies on: the one that is mounted deepest."""
+    there = [v for v in spec.volume if PurePosixPath(path).is_relative_to(v.mount_path)]
+    return max(there, key=lambda v: len(PurePosixPath(v.mount_path).parts), default=None)
+
+
+def is_scratch(spec: JobSpec) -> bool:
+    """Whether each pod has a state folder of its own, which goes with it: nothing is mounted there.
+
+    A job whose pods are overlaid may mount anything anywhere; then --state_dir is taken at its word.
+    """
+    overlaid = spec.cluster_spec is not None or spec.cluster_spec_json is not None
+    state_dir = spec.state_dir or default_state_dir(spec)
+    return volume_of(spec, state_dir) is None and (state_dir == SCRATCH or not overlaid)
+
+
+def made_on_node(spec: JobSpec) -> bool:
+    """Whether the state folder is one that we chose on a directory of the node, which may not be the pod's to write."""
+    state_dir = spec.state_dir or default_state_dir(spec)
+    volume = volume_of(spec, state_dir)
+    return volume is not None and volume.host_path is not None and state_dir == default_state_dir(spec)
