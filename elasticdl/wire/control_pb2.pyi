@@ -5,6 +5,34 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class JoinRequest(_message.Message):
+    __slots__ = ("protocol", "worker")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    worker: int
+    def __init__(self, protocol: _Optional[int] = ..., worker: _Optional[int] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("replica", "job", "datasets")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    DATASETS_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    job: str
+    datasets: str
+    def __init__(self, replica: _Optional[str] = ..., job: _Optional[str] = ..., datasets: _Optional[str] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Description(_message.Message):
+    __slots__ = ("datasets",)
+    DATASETS_FIELD_NUMBER: _ClassVar[int]
+    datasets: str
+    def __init__(self, datasets: _Optional[str] = ...) -> None: ...
+
 class FromReplica(_message.Message):
     __slots__ = ("hello", "progress", "completed", "failed", "returned", "leaving", "held", "frozen", "unfit", "wrote", "restored", "confirmed", "broken", "pulse", "stored", "evaluated", "exported", "formed", "stack", "set_aside")
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -609,7 +637,14 @@ class ScaleReply(_message.Message):
     def __init__(self, refused: _Optional[str] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("job", "phase", "reason", "records_done", "records_total", "epoch", "epochs", "version", "version_total", "loss", "has_loss", "records_per_second", "evaluations", "replicas", "decisions", "losses", "recovery_seconds", "bad_records", "started_at", "now", "output", "checkpoint", "master_starts", "epochs_done", "audit", "timeline", "repeated_batches", "servers", "servers_wanted", "rollbacks", "mode", "skipped_batches", "generation", "world", "changes")
+    __slots__ = ("job", "phase", "reason", "records_done", "records_total", "epoch", "epochs", "version", "version_total", "loss", "has_loss", "records_per_second", "evaluations", "replicas", "decisions", "losses", "recovery_seconds", "bad_records", "started_at", "now", "output", "checkpoint", "master_starts", "epochs_done", "audit", "timeline", "repeated_batches", "servers", "servers_wanted", "rollbacks", "mode", "skipped_batches", "generation", "world", "changes", "incidents")
+    class IncidentsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -645,6 +680,7 @@ class Status(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WORLD_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    INCIDENTS_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     reason: str
@@ -680,7 +716,8 @@ class Status(_message.Message):
     generation: int
     world: _containers.RepeatedScalarFieldContainer[str]
     changes: _containers.RepeatedCompositeFieldContainer[WorldChange]
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., version: _Optional[int] = ..., version_total: _Optional[int] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., records_per_second: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationStatus, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., losses: _Optional[int] = ..., recovery_seconds: _Optional[_Iterable[float]] = ..., bad_records: _Optional[_Iterable[str]] = ..., started_at: _Optional[float] = ..., now: _Optional[float] = ..., output: _Optional[str] = ..., checkpoint: _Optional[str] = ..., master_starts: _Optional[int] = ..., epochs_done: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., audit: _Optional[str] = ..., timeline: _Optional[int] = ..., repeated_batches: _Optional[int] = ..., servers: _Optional[int] = ..., servers_wanted: _Optional[int] = ..., rollbacks: _Optional[int] = ..., mode: _Optional[str] = ..., skipped_batches: _Optional[int] = ..., generation: _Optional[int] = ..., world: _Optional[_Iterable[str]] = ..., changes: _Optional[_Iterable[_Union[WorldChange, _Mapping]]] = ...) -> None: ...
+    incidents: _containers.ScalarMap[str, int]
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., version: _Optional[int] = ..., version_total: _Optional[int] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., records_per_second: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationStatus, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., losses: _Optional[int] = ..., recovery_seconds: _Optional[_Iterable[float]] = ..., bad_records: _Optional[_Iterable[str]] = ..., started_at: _Optional[float] = ..., now: _Optional[float] = ..., output: _Optional[str] = ..., checkpoint: _Optional[str] = ..., master_starts: _Optional[int] = ..., epochs_done: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., audit: _Optional[str] = ..., timeline: _Optional[int] = ..., repeated_batches: _Optional[int] = ..., servers: _Optional[int] = ..., servers_wanted: _Optional[int] = ..., rollbacks: _Optional[int] = ..., mode: _Optional[str] = ..., skipped_batches: _Optional[int] = ..., generation: _Optional[int] = ..., world: _Optional[_Iterable[str]] = ..., changes: _Optional[_Iterable[_Union[WorldChange, _Mapping]]] = ..., incidents: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class WorldChange(_message.Message):
     __slots__ = ("generation", "at", "who", "why", "detect", "abort", "agree", "rebuild", "copy", "first_step", "total", "copied_bytes")

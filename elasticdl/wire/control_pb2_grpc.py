@@ -19,6 +19,16 @@ class ControlStub(object):
                 request_serializer=elasticdl_dot_wire_dot_control__pb2.FromReplica.SerializeToString,
                 response_deserializer=elasticdl_dot_wire_dot_control__pb2.ToReplica.FromString,
                 )
+        self.Join = channel.unary_unary(
+                '/elasticdl.control.Control/Join',
+                request_serializer=elasticdl_dot_wire_dot_control__pb2.JoinRequest.SerializeToString,
+                response_deserializer=elasticdl_dot_wire_dot_control__pb2.JoinReply.FromString,
+                )
+        self.Describe = channel.unary_unary(
+                '/elasticdl.control.Control/Describe',
+                request_serializer=elasticdl_dot_wire_dot_control__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=elasticdl_dot_wire_dot_control__pb2.Description.FromString,
+                )
         self.Watch = channel.unary_stream(
                 '/elasticdl.control.Control/Watch',
                 request_serializer=elasticdl_dot_wire_dot_control__pb2.WatchRequest.SerializeToString,
@@ -40,6 +50,18 @@ class ControlServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Connect(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Join(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Describe(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,6 +92,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=elasticdl_dot_wire_dot_control__pb2.FromReplica.FromString,
                     response_serializer=elasticdl_dot_wire_dot_control__pb2.ToReplica.SerializeToString,
+            ),
+            'Join': grpc.unary_unary_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=elasticdl_dot_wire_dot_control__pb2.JoinRequest.FromString,
+                    response_serializer=elasticdl_dot_wire_dot_control__pb2.JoinReply.SerializeToString,
+            ),
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=elasticdl_dot_wire_dot_control__pb2.DescribeRequest.FromString,
+                    response_serializer=elasticdl_dot_wire_dot_control__pb2.Description.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -110,6 +142,40 @@ class Control(object):
         return grpc.experimental.stream_stream(request_iterator, target, '/elasticdl.control.Control/Connect',
             elasticdl_dot_wire_dot_control__pb2.FromReplica.SerializeToString,
             elasticdl_dot_wire_dot_control__pb2.ToReplica.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Join(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/elasticdl.control.Control/Join',
+            elasticdl_dot_wire_dot_control__pb2.JoinRequest.SerializeToString,
+            elasticdl_dot_wire_dot_control__pb2.JoinReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/elasticdl.control.Control/Describe',
+            elasticdl_dot_wire_dot_control__pb2.DescribeRequest.SerializeToString,
+            elasticdl_dot_wire_dot_control__pb2.Description.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
