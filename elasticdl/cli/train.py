@@ -13,18 +13,19 @@ from typing import Any
 
 from rich.console import Console
 
-from elasticdl.cli import preflight, summary
-from elasticdl.cli.checking import check
+from elasticdl.cli import summary
 from elasticdl.cli.interrupts import Interrupts
 from elasticdl.cli.job_dir import PREVIOUS, Claim, JobView, claim, look, write_private
 from elasticdl.cli.launcher import Launcher, Order, Result, write_result
 from elasticdl.cli.resume import resume_command
 from elasticdl.cli.screen import LiveScreen, PlainScreen, Screen, is_live, make_console
 from elasticdl.cli.view import View
+from elasticdl.cluster.checking import check
 from elasticdl.errors import Problem, UsageError
 from elasticdl.job import names
 from elasticdl.job.resolve import Resolved
 from elasticdl.job.spec import JobSpec
+from elasticdl.master import preflight
 from elasticdl.wire.auth import Keys
 
 STOPPED_BY_COMMAND = 143  # as if by SIGTERM: a job that was stopped is not done

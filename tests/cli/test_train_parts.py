@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli import preflight
 from elasticdl.cli.flags import read_request
 from elasticdl.cli.interrupts import Interrupts
 from elasticdl.cli.job_dir import claim, look
@@ -24,6 +23,7 @@ from elasticdl.errors import UsageError
 from elasticdl.files import checksum
 from elasticdl.job.names import JobPaths
 from elasticdl.job.spec import JobSpec
+from elasticdl.master import preflight
 from tests.cli.launched import write_manifest
 
 # Names.
