@@ -127,6 +127,47 @@ class KubernetesApi:
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"the watch of {self.credentials.server} broke: {error}") from error
 
+    async def lines(self, path: str, params: Mapping[str, str]) -> AsyncGenerator[str, None]:
+        """The lines of an answer that goes on, such as a log that is followed. Not repeated, and without a deadline."""
+        try:
+            headers = await self.credentials.headers()
+            async with asyncio.timeout(self._attempt_seconds):
+                response = await self._send("GET", path, headers, None, params)
+            async with response:
+                if response.status == 401:
+                    await self._renew()
+                if response.status >= 400:
+                    raise _refusal(response.status, await response.text(errors="replace"))
+                async for line in _lines(response.content):
+                    yield line.decode(errors="replace")
+        except TimeoutError:
+            raise Unreachable(f"no answer from {self.credentials.server}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unreachable(f"the connection to {self.credentials.server} broke: {error}") from error
+
+    async def websocket(self, path: str, protocol: str) -> aiohttp.ClientWebSocketResponse:
+        """A connection to something in the cluster, such as a command that runs in a pod."""
+        try:
+            headers = await self.credentials.headers()
+            async with asyncio.timeout(self._attempt_seconds):
+                return await self._open_session().ws_connect(
+                    self.credentials.server + path,
+                    protocols=(protocol,),
+                    headers=headers,
+                    ssl=self._tls,
+                    proxy=self.credentials.proxy,
+                    server_hostname=self.credentials.server_name,
+                    max_msg_size=0,
+                )
+        except aiohttp.WSServerHandshakeError as error:
+            # It comes without the server's words; the same request without a handshake gets them.
+            await self.text("GET", path, deadline_seconds=self._attempt_seconds)
+            raise ApiRefused(error.status, "", error.message) from error
+        except TimeoutError:
+            raise Unreachable(f"no answer from {self.credentials.server}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unreachable(f"the connection to {self.credentials.server} broke: {error}") from error
+
     async def close(self) -> None:
         self._closed = True
         if self._session is not None:
@@ -141,15 +182,10 @@ class KubernetesApi:
         params: Mapping[str, str] | None,
         content_type: str = "application/json",
     ) -> aiohttp.ClientResponse:
-        if self._closed:
-            raise Unreachable("the cluster is closed")
-        if self._session is None:
-            if self.credentials.server.startswith("https"):
-                self._tls = self.credentials.tls()  # first: it may fail, and is then tried again
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        session = self._open_session()
         if body is not None:
             headers = {**headers, "Content-Type": content_type}
-        return await self._session.request(
+        return await session.request(
             method,
             self.credentials.server + path,
             params=params,
@@ -160,6 +196,15 @@ class KubernetesApi:
             server_hostname=self.credentials.server_name,
             allow_redirects=False,
         )
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise Unreachable("the cluster is closed")
+        if self._session is None:
+            if self.credentials.server.startswith("https"):
+                self._tls = self.credentials.tls()  # first: it may fail, and is then tried again
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        return self._session
 
     async def _renew(self) -> None:
         await self.credentials.renew()

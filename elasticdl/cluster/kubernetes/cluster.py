@@ -21,6 +21,7 @@ from elasticdl.cluster.kubernetes.reading import (
     Pod,
     exit_of,
     leaving,
+    main_container,
     phase_of,
 )
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest, ReplicaStatus
@@ -215,7 +216,7 @@ class KubernetesCluster:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         lines: list[str] = []
         events: list[dict[str, Any]] = []
-        limits = {"tailLines": str(LOG_LINES), "limitBytes": str(LOG_BYTES), "container": _main(pod)}
+        limits = {"tailLines": str(LOG_LINES), "limitBytes": str(LOG_BYTES), "container": main_container(pod)}
         with contextlib.suppress(WireError):  # it says less, then
             if not deleted and ran:
                 path = f"{self._home}/pods/{name}/log"
@@ -355,9 +356,3 @@ def _deletion(uid: str, grace_seconds: int) -> dict[str, Any]:
         "gracePeriodSeconds": grace_seconds,
         "preconditions": {"uid": uid},
     }
-
-
-def _main(pod: Pod) -> str:
-    """The replica's own container: others may have been put beside it."""
-    found = [str(container["name"]) for container in pod["spec"]["containers"]]
-    return CONTAINER if CONTAINER in found else found[0]

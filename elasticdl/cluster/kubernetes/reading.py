@@ -66,6 +66,12 @@ def phase_of(pod: Pod) -> ReplicaPhase:
     return ReplicaPhase.PENDING if phase in (None, "Pending") else ReplicaPhase.RUNNING
 
 
+def main_container(pod: Pod) -> str:
+    """The replica's own container: others may have been put beside it."""
+    found = [str(container["name"]) for container in pod["spec"]["containers"]]
+    return CONTAINER if CONTAINER in found else found[0]
+
+
 def leaving(pod: Pod) -> bool:
     """Whether somebody had it deleted."""
     return "deletionTimestamp" in pod["metadata"]

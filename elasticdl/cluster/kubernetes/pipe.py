@@ -1,0 +1,47 @@
+"""`python -m elasticdl.cluster.kubernetes.pipe PORT`: standard input and output of a pod, joined to one of its ports.
+
+It is what `elasticdl status` and the like run in a master's pod, to reach the master through the API server.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+
+_CHUNK = 1 << 16
+_CONNECT_SECONDS = 5.0
+
+
+def main(port: int) -> int:
+    try:
+        connection = socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_SECONDS)
+    except OSError as error:
+        print(f"nobody listens on port {port} of this pod: {error.strerror or error}", file=sys.stderr)
+        return 1
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    threading.Thread(target=_read_input, args=(connection,), daemon=True).start()
+    while data := connection.recv(_CHUNK):
+        _write_all(1, data)
+    return 0
+
+
+def _read_input(connection: socket.socket) -> None:
+    """Pass on what comes, and end the process when nothing more can."""
+    try:
+        while data := os.read(0, _CHUNK):
+            connection.sendall(data)
+    finally:
+        os._exit(0)  # the other thread waits for the port
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

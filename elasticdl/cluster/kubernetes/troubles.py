@@ -1,0 +1,156 @@
+"""What holds a pod up or ended it badly, in words, and what to do about it. Pure functions of pods and their events."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.cluster.kubernetes.reading import Pod, exit_of, note_of, phase_of
+from elasticdl.cluster.protocol import ReplicaPhase
+from elasticdl.job import names
+
+Event = dict[str, Any]
+
+_IMAGE = "Check --image_name, and that the image is where the nodes can pull it from: `elasticdl zoo push IMAGE`."
+_PRIVATE = (
+    "The registry wants a login: name a pull secret, --cluster_spec_json="
+    """'{"spec": {"imagePullSecrets": [{"name": …}]}}'."""
+)
+_NEVER = "Build it on that node, or let it be pulled: --image_pull_policy=IfNotPresent."
+_COMMAND = "Check that the image has Python and ElasticDL in it: `elasticdl zoo init` writes a Dockerfile that has."
+_REMEDIES = {
+    "ErrImagePull": _IMAGE,
+    "ImagePullBackOff": _IMAGE,
+    "ErrImageNeverPull": _NEVER,
+    "InvalidImageName": "Correct --image_name: REGISTRY/NAME:TAG, in lower case.",
+    "ImageInspectError": "Build or push the image again.",
+    "RegistryUnavailable": "Try again when the registry answers; the pod is tried again by itself.",
+    "CreateContainerError": _COMMAND,
+    "RunContainerError": _COMMAND,
+    "CrashLoopBackOff": "Its log says why: `elasticdl logs JOB {short} --previous`.",
+}
+# Warnings about pods that wait for their container: Kubernetes says these in events only.
+_EVENTS = {
+    "FailedMount": "a volume of it cannot be mounted",
+    "FailedAttachVolume": "a volume of it cannot be attached",
+    "FailedCreatePodSandBox": "its node cannot make a place for it",
+    "NetworkNotReady": "its node has no network yet",
+    "FailedScheduling": "unschedulable",
+}
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something that keeps replicas from running."""
+
+    replicas: tuple[str, ...]  # by their short names
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.replicas)}: {self.what}"
+
+
+def trouble_of(pod: Pod, job_name: str, events: Sequence[Event] = ()) -> Trouble | None:
+    """What is wrong with a pod; None when nothing is, or nothing that Kubernetes tells. `events` are its own."""
+    short = str(pod["metadata"]["name"]).removeprefix(f"{names.APP}-{job_name}-")
+    role = pod["metadata"].get("labels", {}).get(names.LABEL_TYPE, "")
+    phase = phase_of(pod)
+    if phase is ReplicaPhase.GONE:
+        end = exit_of(pod)
+        if end.code == 0 or end.from_outside:
+            return None
+        return Trouble((short,), end.reason, _after_an_end(end.oom, end.code is None, role, short))
+    what = note_of(pod)
+    if not what and phase is ReplicaPhase.PENDING:
+        what = _from_events(events)
+    if not what or what == "being deleted":
+        return None
+    return Trouble((short,), what, _remedy(what, _waiting(pod), role, short))
+
+
+def grouped(troubles: Iterable[Trouble]) -> list[Trouble]:
+    """The same trouble of several replicas as one."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for trouble in troubles:
+        found.setdefault((trouble.what, trouble.remedy), []).extend(trouble.replicas)
+    return [Trouble(tuple(replicas), what, remedy) for (what, remedy), replicas in found.items()]
+
+
+def by_pod(events: Iterable[Event]) -> Mapping[str, list[Event]]:
+    """Events by the uid of their pod, the latest last."""
+    found: dict[str, list[Event]] = {}
+    for event in sorted(events, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or "")):
+        found.setdefault(event.get("involvedObject", {}).get("uid", ""), []).append(event)
+    return found
+
+
+def _waiting(pod: Pod) -> str:
+    status = pod.get("status", {})
+    for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
+        waiting = container.get("state", {}).get("waiting") or {}
+        if waiting.get("reason"):
+            return str(waiting["reason"])
+    return ""
+
+
+def _from_events(events: Sequence[Event]) -> str:
+    for event in reversed(events):
+        reason = event.get("reason", "")
+        if reason in _EVENTS:
+            return f"{_EVENTS[reason]}: {' '.join(str(event.get('message', '')).split())}"
+    return ""
+
+
+def _after_an_end(oom: bool, never_ran: bool, role: str, short: str) -> str:
+    if oom:
+        return f'Give it more: --{_flag(role)}_resource_request="memory=…".'
+    if never_ran:
+        return _COMMAND
+    return f"Its log says why: `elasticdl logs JOB {short}`."
+
+
+def _remedy(what: str, waiting: str, role: str, short: str) -> str:
+    if waiting in ("ErrImagePull", "ImagePullBackOff") and re.search(r"unauthorized|denied|authenticat", what):
+        return _PRIVATE
+    if waiting == "CreateContainerConfigError":
+        return _without_a_part(what)
+    if waiting in _REMEDIES:
+        return _REMEDIES[waiting].format(short=short)
+    if "persistentvolumeclaim" in what.lower():
+        return "Make the claim that --volume names, in the job's namespace, or wait until its volume is there."
+    if "mounted" in what or "attached" in what:
+        return "Check --volume, and that what it names is on the node: `kubectl describe pod` says more."
+    if what.startswith("unschedulable"):
+        return _room(what, role)
+    return ""
+
+
+def _without_a_part(what: str) -> str:
+    missing = re.search(r"(secret|configmap) \"?([\w.-]+)\"? not found", what, re.IGNORECASE)
+    if missing is not None and missing[2].startswith(f"{names.APP}-"):
+        return "A part of the job was deleted: `elasticdl stop JOB --now`, then submit it again."
+    if missing is not None:
+        return f"Make the {missing[1]} {missing[2]} in the job's namespace; the pod then starts by itself."
+    if "run as root" in what or "non-numeric user" in what:
+        return "Give the image a numeric user (USER 1000), or another with --cluster_spec_json."
+    return "Check --envs, --volume and --cluster_spec_json."
+
+
+def _room(what: str, role: str) -> str:
+    short = sorted(set(re.findall(r"Insufficient ([\w./-]+)", what)))
+    if short:
+        room = " and ".join(s.rstrip(".") for s in short)
+        flag = f"--{_flag(role)}_resource_request"
+        return f"The job takes the room when there is any. To need less {room}: {flag}; to go first: a PriorityClass."
+    if "taint" in what:
+        return 'Tolerate the taint: --cluster_spec_json=\'{"spec": {"tolerations": [{"key": …}]}}\'.'
+    if "affinity" in what or "selector" in what:
+        return "Correct the node selector or affinity in --cluster_spec_json, or label a node."
+    return "It starts when a node takes it."
+
+
+def _flag(role: str) -> str:
+    return role if role in names.ROLES else names.MASTER

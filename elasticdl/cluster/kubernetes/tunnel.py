@@ -1,0 +1,107 @@
+"""A way from here to a job's master in its pod: a local port whose connections go through the API server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from urllib.parse import urlencode
+
+import aiohttp
+
+from elasticdl.cluster.kubernetes.api import KubernetesApi
+from elasticdl.cluster.kubernetes.reading import CONTAINER
+from elasticdl.errors import WireError
+from elasticdl.job import names
+
+# A command rather than `portforward`: that needs socat on the nodes of Kubernetes before 1.24, and the websockets of
+# the two differ between versions, while a command's are the same in all of them.
+COMMAND = ("python", "-m", "elasticdl.cluster.kubernetes.pipe", str(names.MASTER_PORT))
+_PROTOCOL = "v4.channel.k8s.io"
+_INPUT, _OUTPUT, _ERRORS, _END = range(4)  # the first byte of a message says what it belongs to
+_CHUNK = 1 << 15
+
+
+class Tunnel:
+    """Leads to whatever pod bears the name at the moment of a connection: a master that is replaced is found again."""
+
+    def __init__(self, api: KubernetesApi, namespace: str, pod: str, command: tuple[str, ...] = COMMAND) -> None:
+        asked = [("container", CONTAINER), ("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
+        query = urlencode([*asked, *(("command", word) for word in command)])
+        self._path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec?{query}"
+        self._api = api
+        self.trouble = ""  # why the last connection came to nothing
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        """host:port of this end."""
+        serving: set[asyncio.Task[None]] = set()
+
+        def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.create_task(self._serve(reader, writer))
+            serving.add(task)
+            task.add_done_callback(serving.discard)
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        try:
+            host, port = server.sockets[0].getsockname()[:2]
+            yield f"{host}:{port}"
+        finally:
+            server.close()
+            for task in serving:
+                task.cancel()
+            if serving:
+                await asyncio.wait(serving)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            socket = await self._api.websocket(self._path, _PROTOCOL)
+            async with socket:
+                ways = {
+                    asyncio.create_task(self._send(reader, socket)),
+                    asyncio.create_task(self._receive(socket, writer)),
+                }
+                try:
+                    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for way in ways:
+                        way.cancel()
+                    await asyncio.wait(ways)
+        except WireError as error:
+            self.trouble = str(error)
+        finally:
+            writer.close()
+
+    async def _send(self, reader: asyncio.StreamReader, socket: aiohttp.ClientWebSocketResponse) -> None:
+        with contextlib.suppress(OSError, aiohttp.ClientError):  # an end that went away; the other hears of it
+            while data := await reader.read(_CHUNK):
+                await socket.send_bytes(bytes([_INPUT]) + data)
+
+    async def _receive(self, socket: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
+        complaint = b""
+        with contextlib.suppress(OSError, aiohttp.ClientError):
+            async for message in socket:
+                if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
+                    continue
+                kind, data = message.data[0], message.data[1:]
+                if kind == _OUTPUT:
+                    self.trouble = ""
+                    writer.write(data)
+                    await writer.drain()
+                elif kind == _ERRORS:
+                    complaint = (complaint + data)[-_CHUNK:]
+                elif kind == _END:
+                    self.trouble = _why(data, complaint)
+
+
+def _why(end: bytes, complaint: bytes) -> str:
+    """How the command in the pod ended, in its own words or else in those of Kubernetes; empty when all went well."""
+    try:
+        status = json.loads(end)
+    except ValueError:
+        status = {}
+    if not isinstance(status, dict) or status.get("status") == "Success":
+        return ""
+    said = complaint.decode(errors="replace").strip().splitlines()
+    return said[-1] if said else str(status.get("message", "the connection into the pod ended"))
