@@ -22,6 +22,7 @@ from elasticdl.api import audit, state_files
 from elasticdl.api.evaluation import Evaluations
 from elasticdl.api.figures import Figures
 from elasticdl.api.overlap import PlainSums
+from elasticdl.api.passes import Passes, covering
 from elasticdl.api.saving import Saver
 from elasticdl.api.terms import Hooks, Model, Part, Terms
 from elasticdl.api.tree_sums import TreeSums
@@ -59,10 +60,14 @@ class Elastic:
         )  # fmt: skip
         self._world: World | None = None
         self._old: World | None = None  # peers may still be reading the last exchange from it
-        sums: type[TreeSums | PlainSums] = TreeSums if terms.deterministic else PlainSums
-        self._sums = sums(model, len(self._witness))
+        more = len(self._witness)
+        self._sums = TreeSums(model, more) if terms.deterministic else PlainSums(model, more, terms.bucket_floats)
+        # Where a pass is compiled for its size, every world would have to compile anew.
+        most_records = 0 if terms.deterministic or model.values is None else terms.most_records
+        self._passes = Passes(most_records, measured=model.device.type == "cpu")
         self._trained = 0  # records, where the number of steps does not say it
         self._current: Part | None = None
+        self._virtuals: list[int] = []  # whose records are in it
         self._sizes: set[int] = set()  # of the parts computed so far
         self._bad_records: set[int] = set()  # that this worker has met
         self._evaluations = Evaluations(control, self._hooks, terms.plan.virtual, terms.evaluation_steps)
@@ -111,7 +116,11 @@ class Elastic:
         todo = self._sums.missing(first, stop)
         while not plan.over(number, trained) and len(found) < count:
             step = plan.step(number, trained, self.world_size)
-            found += [part for v in todo if (part := step.part(v)).records]
+            todo = [v for v in todo if step.part(v).records]
+            while todo:
+                virtuals = self._passes.together(step, todo, ahead=number - self.committed_steps)
+                found.append(covering(step, virtuals))
+                todo = todo[len(virtuals) :]
             number, trained, todo = number + 1, trained + step.records, list(range(first, stop))
         return found[:count]
 
@@ -182,9 +191,10 @@ class Elastic:
         part, self._current = self._current, None
         if loss is None:
             self._model.abandon()
-            self._sums.abandon(part.virtual)
+            self._sums.abandon(self._virtuals)
         else:
-            self._sums.add(part.virtual, loss, part.records if self._terms.audit else None)
+            self._sums.add(self._virtuals, loss, part.records if self._terms.audit else None)
+        self._passes.end()
         self._sizes.add(len(part))
         world = self._world
         if world is None or self._missing(world):
@@ -223,13 +233,16 @@ class Elastic:
 
     def _part(self, world: World, missing: list[int]) -> Part:
         """The first of those that are missing; with the last of them the exchange may begin."""
-        step, virtual = self._step(world), missing[0]
-        part = step.part(virtual)
-        self._sums.begin(step.weight(virtual), world.group if len(missing) == 1 else None)
+        step = self._step(world)
+        self._virtuals = self._passes.together(step, missing)
+        self._passes.begin()
+        part = covering(step, self._virtuals)
+        last = len(self._virtuals) == len(missing)
+        self._sums.begin(sum(map(step.weight, self._virtuals)), world.group if last else None)
         self._control.doing("data")
         numbers = self._numbers(part.epoch, part.start, part.stop)
-        seed = steps.part_seed(self._terms.seed, step.number, virtual)
-        return Part(step.number, virtual, part.epoch, part.start, part.stop, numbers, seed)
+        seed = steps.part_seed(self._terms.seed, step.number, part.virtual)
+        return Part(step.number, part.virtual, part.epoch, part.start, part.stop, numbers, seed)
 
     def _step(self, world: World) -> steps.Step:
         """The one that is under way."""
@@ -268,6 +281,7 @@ class Elastic:
         self._drop_old()
         if self._sums.virtual != self._world.virtual:  # what was computed belongs to a step cut in another way
             self._sums.forget(self._world.virtual)
+        self._passes.enter(self._world.run, self._terms.plan.batch, self._world.virtual)
         self._evaluations.entered(self._world, self.committed_steps)
         self._committed_at = time.monotonic()
         size, first, stop = self.world_size, *self._world.run
@@ -349,6 +363,7 @@ class Elastic:
         if self._terms.audit:
             self._witness += total[size + 1 :]
         self._forget_step()
+        self._passes.committed(usual=step.records == self._terms.plan.batch)
         now = time.monotonic()
         self._trained = self.records_trained + step.records
         self._control.commit(self._figures.loss, now - self._committed_at, stop, self._trained)

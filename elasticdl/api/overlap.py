@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from elasticdl.collective.buckets import BucketSum, cut
+from elasticdl.collective.buckets import BUCKET_FLOATS, BucketSum, cut
 from elasticdl.collective.group import Group
 from elasticdl.errors import CalledOff, ElasticDLError, GroupBroken
 from elasticdl.frameworks.replica_tensors import Values
@@ -37,7 +37,7 @@ class Contributor(Protocol):
 class PlainSums:
     """The sum of a worker's parts, as shares of the means over all: [gradients | moves of buffers | loss | more]."""
 
-    def __init__(self, model: Contributor, more: int) -> None:
+    def __init__(self, model: Contributor, more: int, bucket_floats: int = BUCKET_FLOATS) -> None:
         self._model, self._values = model, model.values
         self.virtual = 0
         if self._values is None:  # gradients come at once, when all are there: in one piece, with the moves
@@ -48,7 +48,7 @@ class PlainSums:
         self._shapes, sizes = shapes, [int(shape.numel()) for shape in shapes]
         self._starts = [0, *itertools.accumulate(sizes)]
         self._tail = torch.zeros(self._moves + 1 + more, device=model.device)
-        self._buckets = cut(sizes)
+        self._buckets = cut(sizes, bucket_floats)
         self._gradients = _Gradients(self._values.trainable, self._arrived) if self._values is not None else None
         self.forget(0)
 
@@ -88,8 +88,8 @@ class PlainSums:
         """The part that is about to be computed counts less than was said."""
         self._share *= factor
 
-    def add(self, virtual: int, loss: float | torch.Tensor, records: npt.NDArray[np.int64] | None) -> None:
-        """Keep what the part gave; `records` are those to be marked as trained, where that is counted."""
+    def add(self, virtuals: Sequence[int], loss: float | torch.Tensor, records: npt.NDArray[np.int64] | None) -> None:
+        """Keep what the pass gave; `records` are those to be marked as trained, where that is counted."""
         moves = self._model.contribute(self._share)
         if self._values is None:
             self._take([moves[: self._model.size]], 1.0)
@@ -98,10 +98,10 @@ class PlainSums:
         self._tail[self._moves] += (loss.detach() if isinstance(loss, torch.Tensor) else loss) * self._share
         if records is not None:
             self._tail[self._moves + 1 :][torch.as_tensor(records, device=self._tail.device)] += 1.0
-        self._done.add(virtual)
+        self._done.update(virtuals)
 
-    def abandon(self, virtual: int) -> None:
-        """The part that was begun gives nothing."""
+    def abandon(self, virtuals: Sequence[int]) -> None:
+        """The pass that was begun gives nothing."""
         if self._gradients is not None:
             self._gradients.forget()
         if self._ready:
@@ -109,7 +109,7 @@ class PlainSums:
                 "elastic.step(None) came after backward(), when gradients of the part were added up, or sent to other "
                 "workers, already. Call it without backward(), or train with --deterministic=true."
             )
-        self.skip(virtual)
+        self._done.update(virtuals)
 
     def skip(self, virtual: int) -> None:
         """A part without records gives nothing."""

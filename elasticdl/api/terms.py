@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from elasticdl.collective.buckets import BUCKET_FLOATS
 from elasticdl.core.steps import StepPlan
 from elasticdl.frameworks.replica_tensors import Values
 
@@ -55,10 +56,10 @@ class Evaluation(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """What one virtual worker computes in one step."""
+    """What one virtual worker computes in one step; without determinism, what some neighbours do."""
 
     step: int
-    virtual: int
+    virtual: int  # the first of them
     epoch: int
     start: int  # positions of the epoch's order
     stop: int
@@ -82,6 +83,8 @@ class Terms:
     max_bad_records: int = 0
     host: str = "127.0.0.1"
     timeout_seconds: float = 60.0
+    most_records: int = 0  # of a pass over several parts, where determinism does not ask for one pass each
+    bucket_floats: int = BUCKET_FLOATS  # of what leaves during a backward pass
 
 
 @dataclass

@@ -6,6 +6,8 @@ whole subtrees. What has been added up inside a subtree stays of use when the wo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -45,18 +47,20 @@ class TreeSums:
         """The part that is about to be computed counts less than was said."""
         self._weight *= factor
 
-    def add(self, virtual: int, loss: float | torch.Tensor, records: npt.NDArray[np.int64] | None) -> None:
+    def add(self, virtuals: Sequence[int], loss: float | torch.Tensor, records: npt.NDArray[np.int64] | None) -> None:
         """Keep what the part gave; `records` are those to be marked as trained, where that is counted."""
         size, vector = self._model.size, self._model.contribute(self._weight)
         vector[size] = (loss.detach() if isinstance(loss, torch.Tensor) else loss) * self._weight
         if records is not None:
             vector[size + 1 :] = 0.0
             vector[size + 1 :][torch.as_tensor(records, device=vector.device)] = 1.0
+        (virtual,) = virtuals
         self._sums.add(virtual, vector)
 
-    def abandon(self, virtual: int) -> None:
+    def abandon(self, virtuals: Sequence[int]) -> None:
         """The part that was begun gives nothing."""
-        self.skip(virtual)
+        for virtual in virtuals:
+            self.skip(virtual)
 
     def skip(self, virtual: int) -> None:
         """A part without records is zeros."""

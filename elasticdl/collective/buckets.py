@@ -23,15 +23,15 @@ BUCKET_FLOATS = 1 << 19  # at least: 2 MB, beside which what a message costs by 
 Given = tuple[slice, Any] | bool | None
 
 
-def cut(sizes: Sequence[int]) -> list[range]:
+def cut(sizes: Sequence[int], least: int = BUCKET_FLOATS) -> list[range]:
     """Buckets of tensors of these sizes, by number: the last tensors first, since a backward pass ends with the first.
 
-    A bucket's tensors follow each other in the vector; none but the last bucket is smaller than BUCKET_FLOATS.
+    A bucket's tensors follow each other in the vector; none but the last bucket has less than `least` floats.
     """
     found, stop, floats = [], len(sizes), 0
     for number in reversed(range(len(sizes))):
         floats += sizes[number]
-        if floats >= BUCKET_FLOATS or number == 0:
+        if floats >= least or number == 0:
             found.append(range(number, stop))
             stop, floats = number, 0
     return found

@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 
 import elasticdl.api as elasticdl
-from elasticdl.collective import buckets
+from elasticdl.collective.buckets import BUCKET_FLOATS
 
 RECORDS, VALIDATION = 202, 50  # an epoch does not divide into steps, nor steps into parts
 SECONDS = float(os.environ.get("LOOP_SECONDS", "0"))  # that a part takes at least
-BUCKET_FLOATS = int(os.environ.get("LOOP_BUCKET_FLOATS", "0"))  # of what leaves during the backward pass
+FLOATS = int(os.environ.get("LOOP_BUCKET_FLOATS", BUCKET_FLOATS))  # of what leaves during the backward pass
+PLAIN = bool(os.environ.get("LOOP_PLAIN"))  # nothing in the model depends on which records are in one pass
 SEED = int(os.environ.get("LOOP_SEED", "0"))  # of the initial weights; workers may differ, the first one's count
 
 torch.set_num_threads(1)
@@ -25,13 +26,13 @@ features = torch.randn(RECORDS + VALIDATION, 12, generator=torch.Generator().man
 labels = (features[:, :4].sum(1) > features[:, 4:8].sum(1)).long()
 
 
-def run(job: elasticdl.Job, **more: object) -> tuple[elasticdl.Elastic, list[int]]:
+def run(job: elasticdl.Job, plain: bool = PLAIN, **more: object) -> tuple[elasticdl.Elastic, list[int]]:
     torch.manual_seed(SEED)
     model = torch.nn.Sequential(
         torch.nn.Linear(12, 32),
-        torch.nn.BatchNorm1d(32),
+        torch.nn.Identity() if plain else torch.nn.BatchNorm1d(32),
         torch.nn.ReLU(),
-        torch.nn.Dropout(0.3),
+        torch.nn.Dropout(0.0 if plain else 0.3),
         torch.nn.Linear(32, 2),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -47,7 +48,7 @@ def run(job: elasticdl.Job, **more: object) -> tuple[elasticdl.Elastic, list[int
     trained = []
     elastic = job.elastic(
         model, optimizer, records=RECORDS, scheduler=scheduler, evaluate=evaluate, validation_records=VALIDATION,
-        before_update=lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0), **more,
+        before_update=lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0), bucket_floats=FLOATS, **more,
     )  # fmt: skip
     for part in elastic.parts():
         began = time.monotonic()
@@ -61,7 +62,6 @@ def run(job: elasticdl.Job, **more: object) -> tuple[elasticdl.Elastic, list[int
 
 
 if __name__ == "__main__":
-    buckets.BUCKET_FLOATS = BUCKET_FLOATS or buckets.BUCKET_FLOATS
     if "LOOP_GATE" in os.environ:  # a named pipe: a test lets a worker in once it has imported everything
         Path(os.environ["LOOP_GATE"]).read_text()
     loop, _ = run(elasticdl.join())

@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def loop(model: torch.nn.Module, records: int = 20, **knobs: object) -> Elastic:
-    job = elasticdl.join(minibatch_size=8, virtual_workers=4, **knobs)
+    """Four workers were asked for, whose minibatches are a part each; there is one."""
+    job = elasticdl.join(minibatch_size=2, num_workers=4, virtual_workers=4, **knobs)
     return job.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1), records=records)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -9,12 +13,12 @@ import elasticdl.api as elasticdl
 from elasticdl.api.elastic import Elastic
 from elasticdl.api.overlap import PlainSums
 from elasticdl.api.torch_model import TorchModel
-from elasticdl.collective import buckets
-from elasticdl.collective.buckets import cut
+from elasticdl.collective.buckets import BUCKET_FLOATS, BucketSum, cut
 from elasticdl.collective.group import Group
 from elasticdl.collective.store import RelayedStore
 from elasticdl.errors import CalledOff, ElasticDLError
 
+SECONDS = 20.0  # that anything may take
 RECORDS = 50  # neither steps nor parts come out even
 features = torch.randn(RECORDS, 6, generator=torch.Generator().manual_seed(3))
 
@@ -44,16 +48,22 @@ class Odd(torch.nn.Module):
         return self.last(x) + self.last(x.square())
 
 
-def build(deterministic: bool, **knobs: object) -> tuple[Odd, Elastic]:
+def build(deterministic: bool, floats: int = BUCKET_FLOATS, audit: bool = False) -> tuple[Odd, Elastic]:
+    """Two parts are more than a worker's minibatch: each has a pass of its own, whose statistics and dropout it is."""
     torch.manual_seed(0)
     model = Odd()
-    job = elasticdl.join(minibatch_size=18, virtual_workers=4, num_epochs=2, deterministic=deterministic, **knobs)
+    job = elasticdl.join(
+        minibatch_size=6, num_workers=3, virtual_workers=4, num_epochs=2, deterministic=deterministic, audit=audit
+    )
     trained = [p for p in model.parameters() if p.requires_grad]
-    return model, job.elastic(model, torch.optim.SGD(trained, lr=0.05, momentum=0.9), records=RECORDS)
+    optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9)
+    return model, job.elastic(model, optimizer, records=RECORDS, bucket_floats=floats)
 
 
-def train(deterministic: bool, twice: bool = False, change: str = "") -> dict[str, torch.Tensor]:
-    model, elastic = build(deterministic, audit=True)
+def train(
+    deterministic: bool, floats: int = BUCKET_FLOATS, twice: bool = False, change: str = ""
+) -> dict[str, torch.Tensor]:
+    model, elastic = build(deterministic, floats, audit=True)
     for part in elastic.parts():
         loss = model(features[part.records]).square().mean()
         if twice:
@@ -78,9 +88,8 @@ def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> Non
 
 
 @pytest.mark.parametrize("floats", [1, 20, 1 << 19])
-def test_the_weights_are_those_of_the_tree_but_for_rounding(floats: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "BUCKET_FLOATS", floats)
-    same(train(deterministic=False), train(deterministic=True))
+def test_the_weights_are_those_of_the_tree_but_for_rounding(floats: int) -> None:
+    same(train(deterministic=False, floats=floats), train(deterministic=True))
 
 
 def test_a_part_may_have_several_backward_passes() -> None:
@@ -113,28 +122,60 @@ def test_a_world_that_is_called_off_before_the_last_part_is_left_when_its_sum_is
     sums.begin(1.0, group)
     loss = model(torch.ones(1, 1)).mean()
     loss.backward()
-    sums.add(0, loss, None)
+    sums.add([0], loss, None)
     with pytest.raises(CalledOff, match="somebody died"):
         sums.total(group, (0, 1), False)
 
 
-def test_buckets_go_from_the_last_tensor_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "BUCKET_FLOATS", 10)
-    assert cut([3, 4, 12, 2, 9]) == [range(3, 5), range(2, 3), range(2)]
-    assert cut([3]) == [range(1)] and cut([]) == []
+def test_buckets_go_from_the_last_tensor_to_the_first() -> None:
+    assert cut([3, 4, 12, 2, 9], 10) == [range(3, 5), range(2, 3), range(2)]
+    assert cut([3], 10) == [range(1)] and cut([], 10) == []
 
 
-def test_buckets_leave_before_the_backward_pass_is_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "BUCKET_FLOATS", 1)
-    happened: list[str] = []
-    give = buckets.BucketSum.give
-    monkeypatch.setattr(buckets.BucketSum, "give", lambda self: happened.append("bucket") or give(self))
-    model, elastic = build(deterministic=False)
-    model.first.register_full_backward_hook(lambda *_: happened.append("first layer"))
-    for part in elastic.parts():
-        happened.clear()
-        loss = model(features[part.records].requires_grad_()).square().mean()
-        loss.backward()
-        during = list(happened)
-        if elastic.step(loss) and elastic.committed_steps > 1:
-            assert "bucket" in during[: during.index("first layer")]
+def world_of_two() -> tuple[Group, Group]:
+    """Both members in this process."""
+    stores: list[RelayedStore] = []
+
+    def say(to: int) -> Callable[[str, bytes], None]:
+        return lambda key, value: stores[to].deliver(key, value)
+
+    stores += [RelayedStore(1, say(1 - rank), SECONDS) for rank in (0, 1)]
+    with ThreadPoolExecutor(2) as pool:
+        built = [pool.submit(Group, 1, rank, ["a", "b"], stores[rank], "127.0.0.1", SECONDS) for rank in (0, 1)]
+        return built[0].result(), built[1].result()
+
+
+def test_a_peer_has_the_sums_of_the_last_layer_before_the_first_one_is_differentiated() -> None:
+    mine, theirs = world_of_two()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+    sums = PlainSums(TorchModel(model, torch.optim.SGD(model.parameters(), lr=0.1)), 0, bucket_floats=1)
+    # The last bias, then its weights, then the first layer's; the loss in the end.
+    buckets = [slice(48, 49), slice(40, 48), slice(32, 40), slice(0, 32), slice(49, 50)]
+    sums.forget(2)
+    seen: list[float] = []
+    with ThreadPoolExecutor(1) as pool:
+        for step in range(2):  # in the first it is seen whether the program leaves gradients alone
+            peer = BucketSum(theirs, torch.zeros(50), buckets)
+            for _ in buckets[:-1]:
+                peer.give()
+            sums.begin(1.0, mine)
+            hidden = model[0](torch.ones(3, 4))
+
+            def differentiating(_: torch.Tensor, peer: BucketSum = peer) -> None:
+                deadline = time.monotonic() + SECONDS
+                while not peer.vector[48] and time.monotonic() < deadline:
+                    time.sleep(0.005)
+                seen.extend(peer.vector[[0, 48]].tolist())
+
+            if step == 1:
+                hidden.register_hook(differentiating)
+            loss = model[1](hidden).mean()
+            loss.backward()
+            sums.add([0], loss, None)
+            end = pool.submit(peer.finish, False)
+            total, _ = sums.total(mine, (0, 1), False)
+            torch.testing.assert_close(end.result()[0], total)
+            assert total[48] == 0.5 and total[0] != 0, "half of the mean is this worker's, the other brings nothing"
+    assert seen == [0.0, 0.5]
+    mine.close()
+    theirs.close()

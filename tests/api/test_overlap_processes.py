@@ -17,14 +17,16 @@ from tests.collective.nursery import Nursery
 
 pytestmark = pytest.mark.processes
 
-KNOBS = {"minibatch_size": 12, "num_workers": 2, "virtual_workers": 4, "num_epochs": 3, "audit": True}
+KNOBS = {"virtual_workers": 4, "num_epochs": 3, "audit": True}
+# A worker's minibatch is one part, which has a pass of its own; or all parts of a step.
+APART, TOGETHER = {"minibatch_size": 6, "num_workers": 4}, {"minibatch_size": 24, "num_workers": 1}
 STEPS = 27  # three epochs of 202 records in steps of 24
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, torch.Tensor]:
     """What one process gets by the fixed tree."""
-    elastic, _ = loop_program.run(elasticdl.join(**KNOBS))
+    elastic, _ = loop_program.run(elasticdl.join(**KNOBS, **APART))
     return state_files.snapshot(elastic.state()).fetched()
 
 
@@ -36,8 +38,9 @@ def nursery() -> Iterator[Nursery]:
 
 
 @pytest.fixture
-def conductor(nursery: Nursery, tmp_path: Path) -> Iterator[Conductor]:
-    spec = JobSpec.model_validate({**KNOBS, "deterministic": False, "master_grace_seconds": 20})
+def conductor(nursery: Nursery, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Conductor]:
+    cut = getattr(request, "param", APART)
+    spec = JobSpec.model_validate({**KNOBS, **cut, "deterministic": False, "master_grace_seconds": 20})
     with Conductor(nursery, tmp_path / "job", spec) as it:
         yield it
 
@@ -97,3 +100,16 @@ def test_a_world_that_is_called_off_during_a_backward_pass_is_left_at_once(
         conductor.wait(lambda: conductor.training, "the same members as another world")
     check(conductor, alone, tmp_path)
     assert conductor.generation == 4
+
+
+@pytest.mark.parametrize("conductor", [TOGETHER], indirect=True)
+def test_parts_that_are_computed_together_get_the_same_weights_when_a_worker_is_killed(
+    conductor: Conductor, tmp_path: Path
+) -> None:
+    elastic, _ = loop_program.run(elasticdl.join(**KNOBS, **TOGETHER), plain=True)
+    alone = state_files.snapshot(elastic.state()).fetched()
+    faults = {"ELASTICDL_FAULTS": "worker.in_exchange@elasticdl-j-worker-1:6", "LOOP_PLAIN": "1"}
+    *_, killed, _ = spawn(conductor, 3, **faults, ELASTICDL_FAULT_LOG=str(tmp_path / "faults"))
+    check(conductor, alone, tmp_path)
+    assert killed.process is not None and killed.process.returncode == -9
+    assert [len(s.members) for s in conductor.starts] == [3, 2] and conductor.starts[1].state.step == 5

@@ -1,7 +1,7 @@
 """A small torch model on records that are nothing but their number: dropout, batch norm, momentum, a schedule.
 
 Everything whose result could depend on who computes what, and in which order. `PEBBLE_SECONDS` makes a part last, as
-long as the file `PEBBLE_SLOW` is there.
+long as the file `PEBBLE_SLOW` is there. With `PEBBLE_PLAIN` nothing depends on which records are computed together.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ def pause() -> None:
 class Pebble(torch.nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
+        plain = bool(os.environ.get("PEBBLE_PLAIN"))
+        norm = torch.nn.Identity() if plain else torch.nn.BatchNorm1d(width)
         self.layers = torch.nn.Sequential(
-            torch.nn.Linear(16, width), torch.nn.BatchNorm1d(width), torch.nn.ReLU(), torch.nn.Dropout(0.3),
+            torch.nn.Linear(16, width), norm, torch.nn.ReLU(), torch.nn.Dropout(0.0 if plain else 0.3),
             torch.nn.Linear(width, 2),
         )  # fmt: skip
 

@@ -15,11 +15,16 @@ from tests.processes.allreduce import Description
 pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 
-@pytest.mark.parametrize("model", ["pebble", "pebble_keras"])
-def test_a_kill_while_gradients_are_on_their_way_loses_nothing_and_repeats_nothing(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("model", "virtual"), [("pebble", 4), ("pebble", 8), ("pebble_keras", 4)])
+def test_a_kill_while_gradients_are_on_their_way_loses_nothing_and_repeats_nothing(
+    model: str, virtual: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of four parts are more than a minibatch, and are computed one by one; of eight, two are computed together."""
+    if virtual == 8:
+        monkeypatch.setenv("PEBBLE_PLAIN", "1")
     data = allreduce.write_data(tmp_path / "data")
-    plain = Description(model, workers=3, more={"deterministic": False})
-    wanted, _ = allreduce.train_alone(Description(model, workers=3), data)
+    plain = Description(model, workers=3, virtual=virtual, more={"deterministic": False})
+    wanted, _ = allreduce.train_alone(Description(model, workers=3, virtual=virtual), data)
     fault, hits = "worker.in_exchange@elasticdl-plain-worker-1:9", tmp_path / "faults"
     hits.touch()
     faults = {"ELASTICDL_FAULTS": fault, "ELASTICDL_FAULT_LOG": str(hits)}
