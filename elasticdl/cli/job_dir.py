@@ -57,8 +57,8 @@ class Claim:
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, text, 0)
 
-    def begin(self, job_json: str, kept: Path | None = None) -> str:
-        """Make the folder ready for a new job, and return the job's token.
+    def begin(self, job_json: str, kept: Path | None = None, token: str | None = None) -> str:
+        """Make the folder ready for a new job, and return the job's token: a new one, unless it is given.
 
         What an earlier job of this name left goes to `previous/`, where it stays until the next one starts;
         the checkpoints stay in place when `kept`, the one to start from, lies among them.
@@ -73,7 +73,7 @@ class Claim:
             (root / PREVIOUS).mkdir()
         for entry in old:
             entry.rename(root / PREVIOUS / entry.name)
-        token = secrets.token_urlsafe(32)
+        token = secrets.token_urlsafe(32) if token is None else token
         write_private(self.paths.token, token)
         write_private(self.paths.job_file, job_json)
         self._begun = True

@@ -31,9 +31,12 @@ from elasticdl.wire.auth import Keys
 STOPPED_BY_COMMAND = 143  # as if by SIGTERM: a job that was stopped is not done
 
 
-def run(resolved: Resolved) -> int:
-    """Run a resolved job here. 0: succeeded, 1: failed, 2: never started, 128 + n: stopped by signal n."""
-    return asyncio.run(_run(resolved))
+def run(resolved: Resolved, token: str | None = None) -> int:
+    """Run a resolved job here. 0: succeeded, 1: failed, 2: never started, 128 + n: stopped by signal n.
+
+    `token` is the job's secret; by default a new one.
+    """
+    return asyncio.run(_run(resolved, token))
 
 
 @dataclass
@@ -49,7 +52,7 @@ class Prepared:
     notes: list[str]
 
 
-async def _run(resolved: Resolved) -> int:
+async def _run(resolved: Resolved, token: str | None) -> int:
     spec = resolved.require()
     console = make_console()
     with Interrupts() as interrupts, contextlib.ExitStack() as held:
@@ -67,7 +70,7 @@ async def _run(resolved: Resolved) -> int:
         prepared = preparing.result()
         for note in prepared.notes:
             console.print(note, soft_wrap=True)
-        return await _launch(prepared, console, interrupts)
+        return await _launch(prepared, console, interrupts, token)
 
 
 def _introduce(console: Console, resolved: Resolved) -> None:
@@ -137,9 +140,9 @@ def _busy(console: Console, what: str) -> Iterator[Callable[[str], None]]:
 # While it runs, and after.
 
 
-async def _launch(prepared: Prepared, console: Console, interrupts: Interrupts) -> int:
+async def _launch(prepared: Prepared, console: Console, interrupts: Interrupts, token: str | None) -> int:
     spec, paths = prepared.spec, prepared.paths
-    token = prepared.claim.begin(spec.to_json(), prepared.checkpoint)
+    token = prepared.claim.begin(spec.to_json(), prepared.checkpoint, token)
     write_private(paths.datasets, json.dumps(prepared.datasets))
     keys = Keys.new() if spec.encrypt_data_plane else None
     order = Order(spec, paths, token, prepared.port.getsockname()[1], keys)

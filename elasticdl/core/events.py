@@ -310,6 +310,13 @@ class ScaleRequested(Event):
 
 
 @dataclass(frozen=True)
+class WorkerCame(Event):
+    """Somebody started a worker by hand, and it asked for its part."""
+
+    index: int
+
+
+@dataclass(frozen=True)
 class TimePassed(Event):
     pass
 

@@ -31,6 +31,7 @@ from elasticdl.core.events import (
     ServerWrote,
     StopRequested,
     TimePassed,
+    WorkerCame,
     WorkerUnfit,
 )
 from elasticdl.core.job_servers import JobOfServers
@@ -81,7 +82,7 @@ class Job(JobOfServers):
                 else:
                     out += self._hung(now)
                 return out
-            case ReplicaStarted() | ReplicaDropped():
+            case ReplicaStarted() | ReplicaDropped() | WorkerCame():
                 return self._of_replicas(event, now)
             case ServerHeld(server, number, counters, at, coming):
                 at_version = at if self.terms.plan.synchronous else None

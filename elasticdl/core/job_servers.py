@@ -141,7 +141,7 @@ class JobOfServers(JobState):
     # Another number of replicas.
 
     def _scale(self, role: str, count: int, now: float) -> list[Command]:
-        refused = self.scaling.refused(role, count)
+        refused = self.refused(role, count)
         if refused or self.stopping:
             return [Announce(f"not scaled to {count} of {role}: {refused or 'the job is stopping'}")]
         if role == "worker":

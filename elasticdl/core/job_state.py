@@ -15,6 +15,7 @@ from elasticdl.core.scaling import Scaling, server_names
 from elasticdl.core.shards import Shards
 
 SUCCEEDED, STOPPED, FAILED = "succeeded", "stopped", "failed"
+BY_HAND = "the workers of this job are started by hand: start another, or end one"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Terms:
     audit: bool = False
     schedule: Schedule = field(default_factory=Schedule)
     mode: str = ""  # how gradients become versions, in words
+    by_hand: bool = False  # nobody launches workers: whoever is started somewhere, and comes, takes part
 
 
 @dataclass
@@ -85,7 +87,7 @@ class JobState:
 
     @classmethod
     def new(cls, terms: Terms) -> Self:
-        wanted = {"ps": terms.servers, "worker": terms.workers}
+        wanted = {"ps": terms.servers, "worker": 0 if terms.by_hand else terms.workers}
         servers = server_names(terms.job, terms.servers)
         evaluation = Evaluation.planned(
             terms.validation_records, terms.evaluation_steps, terms.plan.minibatch, terms.workers
@@ -120,6 +122,8 @@ class JobState:
 
     def refused(self, role: str, count: int) -> str:
         """Why there cannot be so many of a role; empty when there can."""
+        if role == "worker" and self.terms.by_hand:
+            return BY_HAND
         return self.scaling.refused(role, count)
 
     def lease(self, shard_id: str) -> Shard | None:

@@ -18,6 +18,7 @@ from elasticdl.core.events import (
     ReplicaJoined,
     ReplicaStarted,
     TimePassed,
+    WorkerCame,
 )
 from elasticdl.job.names import replica_name
 
@@ -116,6 +117,8 @@ class Replicas:
                 r = self.replicas.get(name)
                 if r is not None and r.state is State.JOINED and r.incarnation == incarnation:
                     self._enter(r, State.LOST_TOUCH, now)
+            case WorkerCame(index):
+                self._came(index, now, out)
             case TimePassed():
                 self._overdue(now, out)
             case _:
@@ -209,6 +212,17 @@ class Replicas:
         if not early:
             self._enter(r, State.RUNNING, now)
             r.incarnation = ""
+
+    def _came(self, index: int, now: float, out: list[Command]) -> None:
+        """A worker that nobody launched has a place of its own, which nobody fills once it is gone."""
+        name = replica_name(self.job, "worker", index)
+        r = self.replicas.get(name)
+        if r is not None and r.state is not State.GONE:
+            return
+        self.slots.append(Slot("worker", index, name, wanted=False))
+        self.next_index["worker"] = max(self.next_index.get("worker", 0), index + 1)
+        self.replicas[name] = Replica(name, "worker", index, len(self.slots) - 1, State.RUNNING, since=now)
+        out.append(Announce(f"{name} came, started by hand"))
 
     def _master_started(self, running: dict[str, str], ended: dict[str, str], now: float, out: list[Command]) -> None:
         """Compare what the journal says with what is there."""

@@ -21,6 +21,7 @@ from elasticdl.errors import Refused, Unreachable
 from elasticdl.job import loglines
 from elasticdl.master.actions import Actions
 from elasticdl.master.brain import Brain, Effect, Send
+from elasticdl.master.by_hand import Hands
 from elasticdl.master.journal import Journal
 from elasticdl.master.relay import Relay
 from elasticdl.master.servicer import Streams
@@ -48,7 +49,7 @@ def cause_of(end: Exit) -> str:
 class Master:
     def __init__(
         self, job: Job | AllreduceJob, now: float, journal: Journal, cluster: Cluster, actions: Actions, token: str,
-        starts: int, clock: Callable[[], float] = time.time,
+        starts: int, clock: Callable[[], float] = time.time, datasets: str = "",
     ) -> None:  # fmt: skip
         self.job, self.journal, self.cluster, self.actions = job, journal, cluster, actions
         self.brain: Brain | WorldBrain
@@ -59,9 +60,12 @@ class Master:
         self._clock, self._now, self._starts = clock, now, starts
         self.chronicle = Chronicle(journal.fact("started_at") or clock())
         self._inbox: asyncio.Queue[e.Event] = asyncio.Queue()
+        self.hands: Hands | None = None
+        if isinstance(job, Job) and job.terms.by_hand:
+            self.hands = Hands(job, self._inbox.put_nowait, actions.spec.to_json(), datasets)
         self.streams = Streams(
             token, starts, self._inbox.put_nowait, job.replicas.admits, self.status,
-            refuses=job.refused, aside=self._aside,
+            refuses=job.refused, aside=self._aside, came=self.hands.come if self.hands is not None else None,
         )  # fmt: skip
         self.relay = Relay(job, self.streams.send) if isinstance(job, AllreduceJob) else None
         self._said_at = 0.0
@@ -97,6 +101,7 @@ class Master:
             return
         listed = [r for r in await self.cluster.list() if r.role != "master"]
         running = tuple((r.name, r.uid) for r in listed if r.phase is not ReplicaPhase.GONE)
+        running += self.hands.running() if self.hands is not None else ()
         ended = tuple((r.name, r.uid) for r in listed if r.phase is ReplicaPhase.GONE)
         # How they ended comes before who is missing: a crash must not be taken for a loss without a reason.
         exits = [event for event in map(_event_of, listed) if isinstance(event, e.ReplicaGone)]
@@ -148,6 +153,8 @@ class Master:
         for effect in effects:
             await self._act(effect)
         for event, _ in entries:
+            if self.hands is not None:
+                self.hands.decided(event)
             if self.relay is not None and isinstance(event, e.ReplicaJoined):
                 self.relay.again(event.name, self.now())
         self.journal.keep_state(self.job, self.now())
@@ -168,7 +175,10 @@ class Master:
                 self._announce(f"stopping {name}: {reason}")
                 await self._ask_cluster(self.cluster.stop(name, grace_seconds))
                 # Whoever cannot be reached to be killed must at least not believe that it still belongs to the job.
-                asyncio.get_running_loop().call_later(grace_seconds + CUT_SECONDS, self.streams.cutter(name))
+                loop = asyncio.get_running_loop()
+                loop.call_later(grace_seconds + CUT_SECONDS, self.streams.cutter(name))
+                if self.hands is not None:
+                    loop.call_later(grace_seconds + CUT_SECONDS, self.hands.sent_away, name, reason)
             case c.IdentifyRecord(shard, position):
                 record, name = self.actions.identify(int(shard.split("/")[1]), position)
                 self._inbox.put_nowait(e.RecordIdentified(shard, position, record, name))
@@ -236,6 +246,9 @@ class Master:
         grace = END_SECONDS if self.job.outcome != "failed" else 2.0
         with contextlib.suppress(TimeoutError, Unreachable):
             await asyncio.wait_for(self._all_gone(), grace)
+        if self.hands is not None:  # whose end no cluster sees
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.streams.all_left(), grace)
         for replica in await self.cluster.list():
             if replica.role != "master" and replica.phase is not ReplicaPhase.GONE:
                 await self._ask_cluster(self.cluster.stop(replica.name, 2.0))

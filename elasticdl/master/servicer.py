@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 
 from elasticdl.core import events as e
+from elasticdl.errors import Refused
 from elasticdl.master.brain import event_of, events_of_hello
 from elasticdl.wire import PROTOCOL, auth
 from elasticdl.wire import control_pb2 as pb
@@ -33,12 +34,16 @@ class Streams(ControlServicer):
         status_seconds: float = 0.5,
         refuses: Callable[[str, int], str] = lambda role, count: "",
         aside: Callable[[str, pb.FromReplica], bool] = lambda name, message: False,
+        came: Callable[[int], Awaitable[pb.JoinReply]] | None = None,
     ) -> None:
         self._token, self._epoch = token, master_epoch
         self._hear, self._admits, self._status = hear, admits, status
         self._status_seconds, self._refuses = status_seconds, refuses
         self._aside = aside  # whether a message was dealt with at once, and is no event
+        self._came = came  # takes a worker that was started by hand, where the job has such
         self._outboxes: dict[str, Outbox] = {}
+        self._left = asyncio.Event()  # set while nobody is connected
+        self._left.set()
         self._over = asyncio.Event()
         self._goodbye: pb.ToReplica | None = None
 
@@ -58,9 +63,26 @@ class Streams(ControlServicer):
         for outbox in self._outboxes.values():
             outbox.put_nowait(self._goodbye)
 
+    async def all_left(self) -> None:
+        """Until nobody is connected any more."""
+        await self._left.wait()
+
     def finish(self) -> None:
         """No more status: watchers get the last one."""
         self._over.set()
+
+    async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
+        await self._authenticate(context)
+        try:
+            if request.protocol != PROTOCOL:
+                what = f"this worker speaks protocol {request.protocol}, the master {PROTOCOL}"
+                raise Refused(f"{what}: use one version of ElasticDL")
+            if self._came is None:
+                raise Refused("this job starts its workers itself")
+            return await self._came(request.worker)
+        except Refused as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise
 
     async def Connect(self, request_iterator: AsyncIterator[pb.FromReplica], context: Any) -> None:
         # Not a generator: a cancelled call would leave it at its `yield` until somebody collects it.
@@ -81,6 +103,7 @@ class Streams(ControlServicer):
         old = self._outboxes.get(name)
         outbox: Outbox = asyncio.Queue()
         self._outboxes[name] = outbox
+        self._left.clear()
         if old is not None:
             old.put_nowait(None)
         outbox.put_nowait(pb.ToReplica(welcome=pb.Welcome(master_epoch=self._epoch)))
@@ -96,6 +119,8 @@ class Streams(ControlServicer):
             reader.cancel()
             if self._outboxes.get(name) is outbox:
                 del self._outboxes[name]
+                if not self._outboxes:
+                    self._left.set()
                 self._hear(e.ReplicaDropped(name, hello.incarnation))
 
     async def _read(self, name: str, outbox: Outbox, messages: AsyncIterator[pb.FromReplica]) -> None:

@@ -129,6 +129,7 @@ OTHERWISE: dict[str, str | tuple[str, dict[str, str]]] = {
     "validation_records": ("60", {"job_command": "python -m my.program", "model_def": "", "validation_data": ""}),
     "need_tf_config": ("true", {"job_command": "python -m my.program", "model_def": ""}),
     "num_evaluators": "1",
+    "workers_by_hand": "true",
     "worker_id": "1",
     "master_addr": "localhost:50001",
     "token_file": "token",

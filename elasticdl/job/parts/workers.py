@@ -67,20 +67,16 @@ class WorkersPart(Part):
 class ByHandPart(Part):
     title: ClassVar[str] = "A master or worker started by hand"
 
-    worker_id: OptionalCount = knob(
-        None, "Which worker this is.", commands=BY_HAND, later="starting a master or worker by hand"
-    )
-    master_addr: Text = knob(
-        None,
-        "Where the master listens.",
-        metavar="HOST:PORT",
+    workers_by_hand: bool = knob(
+        False,
+        "Whether nobody starts workers: those that somebody starts, and that come to this master, train.",
         commands=BY_HAND,
-        later="starting a master or worker by hand",
     )
+    worker_id: OptionalCount = knob(None, "Which worker this is.", commands=BY_HAND)
+    master_addr: Text = knob(None, "Where the master listens.", metavar="HOST:PORT", commands=BY_HAND)
     token_file: Text = knob(
         None,
-        "A file with the secret that master and workers share.",
+        "A file with the secret that master and workers share; without one every worker that comes takes part.",
         metavar="FILE",
         commands=BY_HAND,
-        later="starting a master or worker by hand",
     )

@@ -1,0 +1,106 @@
+"""A master or a worker that somebody starts by hand, in two terminals or containers: what their flags mean."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from elasticdl.errors import ElasticDLError, Problem, UsageError
+from elasticdl.job import names
+from elasticdl.job.resolve import Resolved, resolve
+from elasticdl.job.spec import JobSpec
+
+PORT = 50001
+WORKER = "python -m elasticdl.python.elasticdl.worker.main"
+
+
+def run(program: str, what: Callable[[list[str]], int]) -> int:
+    """Run a program of this module's kind with the words of its command line, and say what is wrong in plain words."""
+    try:
+        return what(sys.argv[1:])
+    except UsageError as error:
+        for problem in error.problems:
+            print(f"{program}: {problem}", file=sys.stderr)
+        return error.exit_code
+    except ElasticDLError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def master(words: Sequence[str]) -> int:
+    """Run a job whose workers somebody starts; its parameter servers are started here."""
+    from elasticdl.cli import train
+
+    resolved = master_job(words)
+    token = read_token(resolved.require())
+    os.environ.setdefault(names.ENV_POD_IP, own_address())  # where its parameter servers are found
+    return train.run(resolved, token)
+
+
+def master_job(words: Sequence[str]) -> Resolved:
+    """The job that a master's command line describes."""
+    from elasticdl.cli import flags
+
+    given, problems = flags.read_spec(words, "by-hand")
+    spec = given.with_values(runtime="local", workers_by_hand=True, master_port=given.master_port or PORT)
+    asked = resolve(spec, problems)
+    problems = [*asked.problems]
+    if spec.distribution_strategy not in ("ParameterServerStrategy", "Local"):
+        what = "a master started by hand trains with parameter servers"
+        remedy = "Leave it out, or use elasticdl train."
+        problems.append(Problem("--distribution_strategy", spec.distribution_strategy, what, remedy))
+    if spec.encrypt_data_plane:
+        what = "workers that are started by hand have no key"
+        problems.append(Problem("--encrypt_data_plane", "true", what, "Leave it out, or use elasticdl train."))
+    open_to_all = (
+        f"No --token_file is given: whoever reaches port {spec.master_port} of this machine may take part in the job, "
+        "watch it and stop it."
+    )
+    start = f"Workers are started by hand: {WORKER} --worker_id=1 --master_addr=HOST:{spec.master_port}"
+    notes = (*asked.notes, *(() if spec.token_file else (open_to_all,)), start)
+    return replace(asked, problems=tuple(problems), notes=notes)
+
+
+def worker_job(words: Sequence[str]) -> JobSpec:
+    """What a worker's command line says: mostly where its master is."""
+    from elasticdl.cli import flags
+
+    asked = flags.read_request(words, "by-hand").resolved
+    optional = ("--model_def", "--training_data", "--num_workers")  # what the master knows
+    problems = [p for p in asked.problems if not (p.where in optional and p.what.startswith("needed"))]
+    if asked.spec.master_addr is None:
+        what, remedy = "needed: it names the master", f"Give --master_addr=localhost:{PORT}."
+        problems.append(Problem("--master_addr", "", what, remedy))
+    if problems:
+        raise UsageError(problems)
+    return asked.spec
+
+
+def read_token(spec: JobSpec) -> str:
+    """The secret that master and workers share; empty where there is none."""
+    if spec.token_file is None:
+        return ""
+    try:
+        token = Path(spec.token_file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"cannot be read: {error.strerror if isinstance(error, OSError) else 'it is no text'}"
+        raise UsageError([Problem("--token_file", spec.token_file, what, "Name a file with a secret in it.")]) from error
+    if not token or not token.isascii() or not token.isprintable():
+        what = "holds no secret: one line of ASCII text"
+        remedy = f"Make one: openssl rand -hex 32 > {spec.token_file}"
+        raise UsageError([Problem("--token_file", spec.token_file, what, remedy)])
+    return token
+
+
+def own_address() -> str:
+    """The address under which others reach this machine, or container; its own loopback where nobody does."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent: this only asks which way a packet would go
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

@@ -1,0 +1,61 @@
+"""Workers that somebody starts by hand: how they come, what they are told, and when they are taken for gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from elasticdl.core import events as e
+from elasticdl.core.job import Job
+from elasticdl.core.replicas import PREEMPTED, State
+from elasticdl.errors import Refused
+from elasticdl.job.names import WORKER, replica_name
+from elasticdl.wire import control_pb2 as pb
+
+DECIDE_SECONDS = 10.0
+UID = "by hand"  # no cluster gave them one
+
+
+class Hands:
+    """Belongs to the master's loop."""
+
+    def __init__(self, job: Job, hear: Callable[[e.Event], None], job_json: str, datasets: str) -> None:
+        self._job, self._hear = job, hear
+        self._part = pb.JoinReply(job=job_json, datasets=datasets)
+        self._coming: dict[int, asyncio.Future[None]] = {}
+
+    async def come(self, index: int) -> pb.JoinReply:
+        """Take a worker of this number: its part in the job; raises Refused where it has none."""
+        name = replica_name(self._job.terms.job, WORKER, index)
+        before = self._job.replicas.replicas.get(name)
+        if index in self._coming or (before is not None and before.state is State.JOINED):
+            raise Refused(f"worker {index} is at work already: start this one with another --worker_id")
+        if before is not None and before.state is not State.GONE:  # it was killed, and nobody could tell
+            self._hear(e.ReplicaGone(name, "", PREEMPTED, f"worker {index} was started again"))
+        self._coming[index] = asyncio.get_running_loop().create_future()
+        self._hear(e.WorkerCame(index))
+        try:
+            async with asyncio.timeout(DECIDE_SECONDS):
+                await self._coming[index]
+        except TimeoutError:
+            raise Refused("the job is over, or its master is busy") from None
+        finally:
+            del self._coming[index]
+        part = pb.JoinReply(replica=name)
+        part.MergeFrom(self._part)
+        return part
+
+    def decided(self, event: e.Event) -> None:
+        """The job has heard of this."""
+        if isinstance(event, e.WorkerCame) and event.index in self._coming:
+            self._coming[event.index].set_result(None)
+
+    def running(self) -> tuple[tuple[str, str], ...]:
+        """Those that the journal knows of: the cluster does not."""
+        there = [r for r in self._job.replicas.replicas.values() if r.role == WORKER and r.state is not State.GONE]
+        return tuple((r.name, r.uid or UID) for r in there)
+
+    def sent_away(self, name: str, reason: str) -> None:
+        """Nobody can end its process, or see it end: without a stream it is gone."""
+        if self._job.replicas.role_of(name) == WORKER:
+            self._hear(e.ReplicaGone(name, "", PREEMPTED, reason))

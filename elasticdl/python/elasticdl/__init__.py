@@ -1,0 +1,1 @@
+"""As the first versions were laid out."""

@@ -1,0 +1,1 @@
+"""`python -m elasticdl.python.elasticdl.worker.main`."""
