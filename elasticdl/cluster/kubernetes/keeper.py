@@ -1,0 +1,246 @@
+"""The keeper, `python -m elasticdl.cluster.kubernetes.keeper JOB NAMESPACE`: a pod that brings a lost master back, and
+clears the job away when it is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import json
+import logging
+import os
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.cluster.kubernetes import credentials
+from elasticdl.cluster.kubernetes.api import PASSING, ApiRefused, KubernetesApi, Pauses
+from elasticdl.cluster.kubernetes.objects import Object, owned
+from elasticdl.cluster.kubernetes.reading import CONTAINER, Pod, exit_of, leaving, phase_of
+from elasticdl.cluster.kubernetes.submission import MERGE, find, folder, remove_config
+from elasticdl.cluster.protocol import Exit, ReplicaPhase
+from elasticdl.errors import ElasticDLError, Unreachable
+from elasticdl.job import loglines, names
+
+log = logging.getLogger(__name__)
+
+BACKOFF_SECONDS = (1.0, 2.0, 4.0)  # before the master is made again after a crash
+RELIST_SECONDS = 60.0
+OVERDUE_SECONDS = 20.0  # beyond its grace: its node is lost, and nobody else removes it
+PATIENCE_SECONDS = 300.0  # with an API server that does not answer
+LOG_LINES = 20
+_TRIED_AGAIN = PASSING | {401, 410}
+
+
+@dataclass
+class Keeper:
+    """Keeps one job's master, from the ConfigMap that it belongs to. The pods are its memory: it may be replaced."""
+
+    api: KubernetesApi
+    namespace: str
+    job: str
+    crashes: int = 0  # of masters; each pod carries how many came before it
+
+    @property
+    def master(self) -> str:
+        return names.replica_name(self.job, names.MASTER)
+
+    @property
+    def _pods(self) -> str:
+        return folder("Pod", self.namespace)
+
+    async def run(self) -> None:
+        """Until the job is over, or has been removed."""
+        config = await self._config()
+        if config is None:
+            log.info("There is no job %s any more.", self.job)
+            return
+        uid, pauses = config["metadata"]["uid"], Pauses()
+        while True:
+            pod, version = await self._look()
+            if pod is None:
+                if not await self._make(uid):
+                    return
+                continue
+            annotations, ended = pod["metadata"].get("annotations", {}), phase_of(pod) is ReplicaPhase.GONE
+            self.crashes = int(annotations.get(names.ANNOTATION_CRASHES, 0))
+            if ended and names.ANNOTATION_RESULT in annotations:
+                await self._finish(pod, uid)
+                return
+            if ended and not leaving(pod):
+                if not await self._ended(pod, uid):
+                    return
+                continue
+            patience = RELIST_SECONDS
+            if leaving(pod):
+                patience = min(patience, _until_overdue(pod))
+                if patience <= 0:
+                    log.warning("The master's pod outlived its grace by %g s: its node is lost.", OVERDUE_SECONDS)
+                    await self._remove(pod)
+                    patience = RELIST_SECONDS
+            try:
+                await self._wait(pod, version, max(1.0, patience))
+                pauses = Pauses()
+            except ApiRefused as refusal:
+                if refusal.code not in _TRIED_AGAIN:
+                    raise
+                await asyncio.sleep(pauses.next())  # the next look has what this watch missed
+            except Unreachable:
+                await asyncio.sleep(pauses.next())
+
+    # What there is.
+
+    async def _config(self) -> Object | None:
+        return await find(self.api, "ConfigMap", self.namespace, names.config_name(self.job))
+
+    async def _look(self) -> tuple[Pod | None, str]:
+        answer = await self.api.call("GET", self._pods, params={"fieldSelector": f"metadata.name={self.master}"})
+        return next(iter(answer["items"]), None), str(answer["metadata"]["resourceVersion"])
+
+    async def _wait(self, pod: Pod, version: str, seconds: float) -> None:
+        """Until something decisive happened to the master's pod, or for so long."""
+        params = {"fieldSelector": f"metadata.name={self.master}", "resourceVersion": version}
+        async with contextlib.aclosing(self.api.watch(self._pods, params, seconds=seconds)) as changes:
+            async for kind, seen in changes:
+                if kind == "BOOKMARK":
+                    continue
+                if kind == "DELETED" or phase_of(seen) is ReplicaPhase.GONE or leaving(seen) != leaving(pod):
+                    return
+
+    # What is done about it.
+
+    async def _make(self, uid: str) -> bool:
+        """Make the master's pod again, as the ConfigMap has it; False when the job is no longer there."""
+        config = await self._config()
+        if config is None or leaving(config) or config["metadata"]["uid"] != uid:
+            log.info("The job %s is being removed; its master stays away.", self.job)
+            return False
+        by = {"apiVersion": "v1", "kind": "ConfigMap", "name": config["metadata"]["name"], "uid": uid}
+        pod = owned(json.loads(config["data"][names.MASTER_KEY]), by)
+        marks = {**pod["metadata"].get("annotations", {}), names.ANNOTATION_CRASHES: str(self.crashes)}
+        pod["metadata"] = {**pod["metadata"], "annotations": marks}
+        try:
+            made = await self.api.call("POST", self._pods, body=pod)
+        except ApiRefused as refusal:
+            if refusal.reason != "AlreadyExists":
+                raise
+        else:
+            await self._tell(made, "MasterStarted", "The master was gone; it is started again.")
+        return True
+
+    async def _ended(self, pod: Pod, uid: str) -> bool:
+        """See to a master that ended without a result; False when the job is over."""
+        end = exit_of(pod, await self._last_lines(pod), ran=True)
+        for line in end.last_lines:
+            log.info("master: %s", line)
+        if end.from_outside:
+            await self._tell(pod, "MasterLost", f"The master was {end.reason}; starting it again.")
+        else:
+            self.crashes += 1
+            if self.crashes > len(BACKOFF_SECONDS):
+                await self._give_up(pod, end)
+                await self._finish(pod, uid)
+                return False
+            pause = BACKOFF_SECONDS[self.crashes - 1]
+            await self._tell(
+                pod, "MasterFailed", f"The master failed ({end.reason}); starting it again in {pause:g} s."
+            )
+            await asyncio.sleep(pause)
+        await self._remove(pod)
+        return await self._make(uid)
+
+    async def _give_up(self, pod: Pod, end: Exit) -> None:
+        reason = "\n".join([f"the master failed {self.crashes} times: {end.reason}", *end.last_lines])
+        result = {"outcome": "failed", "reason": reason, "exit_code": 1, "status": {}}
+        body = {"metadata": {"annotations": {names.ANNOTATION_RESULT: json.dumps(result)}}}
+        await self.api.call("PATCH", f"{self._pods}/{self.master}", body=body, content_type=MERGE)
+        await self._tell(pod, "JobFailed", f"The master failed {self.crashes} times: {end.reason}.")
+
+    async def _finish(self, pod: Pod, uid: str) -> None:
+        """Leave nothing but the master's pod, with its log and its result."""
+        body = {"metadata": {"uid": pod["metadata"]["uid"], "ownerReferences": None}}
+        with contextlib.suppress(ApiRefused):  # somebody removed it: then nothing stays
+            await self.api.call("PATCH", f"{self._pods}/{self.master}", body=body, content_type=MERGE)
+        log.info("The job %s is over; its objects are removed.", self.job)
+        await remove_config(self.api, self.namespace, names.config_name(self.job), uid)
+
+    async def _remove(self, pod: Pod) -> None:
+        """At once: it has ended, or its node is lost. Its name is free then."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "gracePeriodSeconds": 0,
+            "preconditions": {"uid": pod["metadata"]["uid"]},
+        }
+        try:
+            await self.api.call("DELETE", f"{self._pods}/{self.master}", body=body)
+        except ApiRefused as refusal:
+            if refusal.code not in (404, 409):
+                raise
+
+    async def _last_lines(self, pod: Pod) -> list[str]:
+        params = {"tailLines": str(LOG_LINES), "container": CONTAINER}
+        with contextlib.suppress(ApiRefused, Unreachable):  # it says less, then
+            path = f"{self._pods}/{pod['metadata']['name']}/log"
+            return (await self.api.text("GET", path, params=params, deadline_seconds=5.0)).splitlines()
+        return []
+
+    async def _tell(self, pod: Pod, reason: str, message: str) -> None:
+        """In the log, and as an event of the master's pod: `kubectl describe` shows it."""
+        log.warning("%s", message)
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        meta = pod["metadata"]
+        event: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{meta['name']}.{uuid.uuid4().hex[:12]}", "namespace": self.namespace},
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "name": meta["name"],
+                "namespace": self.namespace,
+                "uid": meta["uid"],
+            },
+            "reason": reason,
+            "message": message[:1000],
+            "type": "Normal" if reason == "MasterStarted" else "Warning",
+            "source": {"component": "elasticdl-keeper"},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        with contextlib.suppress(ApiRefused, Unreachable):  # an event is a courtesy
+            path = f"/api/v1/namespaces/{self.namespace}/events"
+            await self.api.call("POST", path, body=event, deadline_seconds=5.0)
+
+
+def _until_overdue(pod: Pod) -> float:
+    """Seconds until a pod that is being deleted is overdue; its deletion time has its grace in it."""
+    due = datetime.datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp()
+    return due + OVERDUE_SECONDS - time.time()
+
+
+async def keep(job: str, namespace: str) -> None:
+    api = KubernetesApi(credentials.in_cluster(os.environ), deadline_seconds=PATIENCE_SECONDS)
+    try:
+        await Keeper(api, namespace, job).run()
+    finally:
+        await api.close()
+
+
+def main() -> int:
+    job, namespace = sys.argv[1:]
+    loglines.configure_logging("INFO", names.keeper_name(job))
+    try:
+        asyncio.run(keep(job, namespace))
+    except ElasticDLError as error:  # the kubelet starts us again
+        log.error("%s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""What an API server can say about a job before it is submitted: everything that is missing, wrong or not allowed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
+from elasticdl.cluster.kubernetes.objects import Object, job_objects, pod_maker
+from elasticdl.cluster.kubernetes.pods import LOW_PRIORITY
+from elasticdl.cluster.kubernetes.submission import PLACES, folder, name_taken
+from elasticdl.cluster.protocol import ReplicaRequest
+from elasticdl.errors import Problem
+from elasticdl.job import names
+from elasticdl.job.checks import roles
+from elasticdl.job.spec import JobSpec
+
+MANIFESTS = "manifests"  # where this project keeps what an administrator applies once
+# (group, resource, verb): what master and keeper do, as manifests/elasticdl-rbac.yaml grants it.
+MASTER_NEEDS = (
+    *(("", "pods", verb) for verb in ("get", "list", "watch", "create", "delete", "patch")),
+    ("", "pods/log", "get"),
+    ("", "events", "list"),
+    ("", "events", "create"),
+    ("", "configmaps", "get"),
+    ("", "configmaps", "delete"),
+    *(("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")),
+)
+# What whoever submits does.
+USER_NEEDS = tuple(
+    (version.removeprefix("/apis/").removesuffix("/v1") if version != "/api/v1" else "", plural, verb)
+    for kind, (version, plural) in PLACES.items()
+    if kind != "Lease"
+    for verb in (("create", "delete") if kind == "ConfigMap" else ("create",))
+)
+
+
+async def preflight(api: KubernetesApi, spec: JobSpec, secrets: Mapping[str, str]) -> list[Problem]:
+    """Everything that stands in the way of this job. What we may not ask is left to the submission itself."""
+    namespace = str(spec.namespace)
+    if await _missing(api, f"/api/v1/namespaces/{namespace}"):
+        remedy = f"Make it with kubectl create namespace {namespace}, or name another one."
+        return [Problem("--namespace", namespace, "there is no such namespace", remedy), *await _priorities(api, spec)]
+    objects = job_objects(spec, secrets)
+    account = str(objects.master["spec"].get("serviceAccountName", "default"))
+    groups = await asyncio.gather(
+        _name(api, spec), _priorities(api, spec), _claims(api, spec), _account(api, namespace, account),
+        _rights(api, namespace),
+    )  # fmt: skip
+    found = [problem for group in groups for problem in group]
+    return found or await _rehearsal(api, spec, objects.all())
+
+
+async def _name(api: KubernetesApi, spec: JobSpec) -> list[Problem]:
+    problem = await name_taken(api, spec)
+    return [] if problem is None else [problem]
+
+
+async def _priorities(api: KubernetesApi, spec: JobSpec) -> list[Problem]:
+    asked = list(_priority_classes(spec))
+    missing = await asyncio.gather(
+        *(_missing(api, f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}") for _, name in asked)
+    )
+    found = []
+    for (flag, name), gone in zip(asked, missing, strict=True):
+        if gone:
+            made = f"kubectl apply -f {MANIFESTS}/{name}.yaml" if name in ("high", "low") else "kubectl"
+            remedy = f"Make it with {made}, or name another one (kubectl get priorityclasses)."
+            found.append(Problem(flag, name, f"there is no PriorityClass {name}", remedy))
+    return found
+
+
+def _priority_classes(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    for role in roles(spec):
+        flag, asked = f"--{role}_pod_priority", getattr(spec, f"{role}_pod_priority")
+        if role == names.WORKER and spec.worker_pod_priority is not None:
+            yield flag, spec.worker_pod_priority.name
+            if spec.worker_pod_priority.share != 1.0:
+                yield flag, LOW_PRIORITY
+        elif asked is not None:
+            yield flag, asked
+
+
+async def _claims(api: KubernetesApi, spec: JobSpec) -> list[Problem]:
+    found, namespace = [], str(spec.namespace)
+    for volume in spec.volume:
+        path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{volume.claim_name}"
+        if volume.claim_name is not None and await _missing(api, path):
+            what = f"there is no PersistentVolumeClaim {volume.claim_name} in namespace {namespace}"
+            remedy = f"Make it first, or name another one (kubectl get -n {namespace} pvc)."
+            found.append(Problem("--volume", str(volume), what, remedy))
+    return found
+
+
+async def _account(api: KubernetesApi, namespace: str, account: str) -> list[Problem]:
+    """Whether the master's service account is there and may do what it must, where we may ask."""
+    remedy = "An administrator makes it once: " + rbac_command(namespace)
+    if await _missing(api, f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}"):
+        what = f"namespace {namespace} has no service account {account}, with which the master makes its pods"
+        return [Problem("--namespace", namespace, what, remedy)]
+    user = {"user": f"system:serviceaccount:{namespace}:{account}"}
+    path = f"/apis/authorization.k8s.io/v1/namespaces/{namespace}/localsubjectaccessreviews"
+    refused = await _reviewed(api, "LocalSubjectAccessReview", path, namespace, MASTER_NEEDS, user)
+    if refused:
+        what = f"the service account {account} may not {', '.join(refused)}"
+        return [Problem("--namespace", namespace, what, remedy)]
+    return []
+
+
+def rbac_command(namespace: str) -> str:
+    """Grants the master what it needs."""
+    file = f"{MANIFESTS}/elasticdl-rbac.yaml"
+    if namespace == "default":
+        return f"kubectl apply -f {file}"
+    return f"sed 's/namespace: default/namespace: {namespace}/' {file} | kubectl apply -n {namespace} -f -"
+
+
+async def _rights(api: KubernetesApi, namespace: str) -> list[Problem]:
+    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    refused = await _reviewed(api, "SelfSubjectAccessReview", path, namespace, USER_NEEDS, {})
+    if not refused:
+        return []
+    who = api.credentials.context or api.credentials.server
+    what = f"{who} does not let you {', '.join(refused)} in namespace {namespace}"
+    return [Problem("--namespace", namespace, what, "Ask an administrator for it, or use another context.")]
+
+
+async def _reviewed(
+    api: KubernetesApi,
+    kind: str,
+    path: str,
+    namespace: str,
+    needs: tuple[tuple[str, str, str], ...],
+    who: Mapping[str, str],
+) -> list[str]:
+    """Which of the needs are refused, as "create pods"; none where we may not ask."""
+
+    async def allowed(group: str, resource: str, verb: str) -> bool:
+        plural, _, sub = resource.partition("/")
+        attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": plural, "subresource": sub}
+        meta = {"metadata": {"namespace": namespace}} if who else {}
+        body: Object = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": kind,
+            **meta,
+            "spec": {"resourceAttributes": attributes, **who},
+        }
+        try:
+            return bool((await api.call("POST", path, body=body))["status"]["allowed"])
+        except ApiRefused as refusal:
+            if refusal.code in (403, 404):
+                return True
+            raise
+
+    answers = await asyncio.gather(*(allowed(*need) for need in needs))
+    return [f"{verb} {resource}" for (_, resource, verb), yes in zip(needs, answers, strict=True) if not yes]
+
+
+async def _rehearsal(api: KubernetesApi, spec: JobSpec, objects: list[Object]) -> list[Problem]:
+    """Have the server take every object, and a pod of each role, without keeping it: quotas, admission, overlays."""
+    maker = pod_maker(spec)
+    for role in roles(spec):
+        if role != names.MASTER:
+            name = names.replica_name(str(spec.job_name), role, 0)
+            objects = [*objects, maker(ReplicaRequest(name, role, 0, ("python",), spec.envs))]
+    said = await asyncio.gather(*(_refusal(api, thing) for thing in objects))
+    found: dict[str, Problem] = {}
+    for thing, refusal in zip(objects, said, strict=True):
+        if refusal is not None:
+            role = thing["metadata"]["labels"].get(names.LABEL_TYPE)
+            what = f"the {role}'s pod" if role else f"the {thing['kind']}"
+            remedy = "Change the flag, or the overlay of --cluster_spec or --cluster_spec_json, that asks for it."
+            found.setdefault(str(refusal), Problem(what, "", str(refusal), remedy))
+    return list(found.values())
+
+
+async def _refusal(api: KubernetesApi, thing: Object) -> ApiRefused | None:
+    # Under a name of the server's making: what an earlier job left may still have its own.
+    meta = {key: value for key, value in thing["metadata"].items() if key != "name"}
+    body = {**thing, "metadata": {**meta, "generateName": f"{names.APP}-check-"}}
+    try:
+        await api.call("POST", folder(thing["kind"], meta["namespace"]), body=body, params={"dryRun": "All"})
+    except ApiRefused as refusal:
+        return refusal
+    return None
+
+
+async def _missing(api: KubernetesApi, path: str) -> bool:
+    """Whether it is not there; not known where we may not look."""
+    try:
+        await api.call("GET", path)
+    except ApiRefused as refusal:
+        if refusal.code not in (403, 404):
+            raise
+        return refusal.code == 404
+    return False

@@ -1,0 +1,239 @@
+"""Putting a job into a cluster: its objects, all or none, and room for them where a job of this name was before."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
+from elasticdl.cluster.kubernetes.objects import Object, job_objects, owned, owner
+from elasticdl.cluster.kubernetes.reading import Pod, leaving, phase_of
+from elasticdl.cluster.protocol import ReplicaPhase
+from elasticdl.errors import Problem, Unreachable, UsageError
+from elasticdl.job import names
+from elasticdl.job.spec import JobSpec
+
+log = logging.getLogger(__name__)
+
+PLACES = {
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "Secret": ("/api/v1", "secrets"),
+    "Service": ("/api/v1", "services"),
+    "Pod": ("/api/v1", "pods"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+}
+WITHDRAW_SECONDS = 10.0
+ROOM_SECONDS = 60.0  # for the pods of an earlier job to go
+MERGE = "application/merge-patch+json"
+
+
+def folder(kind: str, namespace: str) -> str:
+    """Where the API has the objects of a kind."""
+    version, plural = PLACES[kind]
+    return f"{version}/namespaces/{namespace}/{plural}"
+
+
+async def find(api: KubernetesApi, kind: str, namespace: str, name: str) -> Object | None:
+    """An object; None where there is none of this name."""
+    try:
+        return await api.call("GET", f"{folder(kind, namespace)}/{name}")
+    except ApiRefused as refusal:
+        if refusal.code == 404:
+            return None
+        raise
+
+
+async def submit(
+    api: KubernetesApi,
+    spec: JobSpec,
+    secrets: Mapping[str, str],
+    *,
+    master_exists: bool = False,
+    tell: Callable[[str], None] = log.info,
+) -> str:
+    """Make a resolved job's objects, or none of them; returns the uid of its ConfigMap, to which they belong.
+
+    `master_exists`: the master's pod is there already, and asks for this itself; it becomes one of the job's objects.
+    Asking again changes nothing then. What is told is for the user.
+    """
+    namespace, job, mark = str(spec.namespace), str(spec.job_name), uuid.uuid4().hex
+    objects = job_objects(spec, secrets)
+    if master_exists:
+        master = await api.call("GET", f"{folder('Pod', namespace)}/{objects.master['metadata']['name']}")
+        for known in master["metadata"].get("ownerReferences", []):
+            if known["name"] == names.config_name(job):
+                return str(known["uid"])
+    else:
+        await make_room(api, spec, tell)
+    made = await _make(api, objects.config_map, mark)
+    by = owner(spec, made["metadata"]["uid"])
+    try:
+        for thing in objects.all()[1:]:
+            if thing is objects.master and master_exists:
+                path = f"{folder('Pod', namespace)}/{thing['metadata']['name']}"
+                await api.call("PATCH", path, body={"metadata": {"ownerReferences": [by]}}, content_type=MERGE)
+            elif thing is objects.network_policy and master_exists:
+                await _make_if_allowed(api, owned(thing, by), mark, tell)
+            else:
+                await _make(api, owned(thing, by), mark)
+    except BaseException:  # interrupted, too: half a job would stay for ever
+        await _withdraw(api, namespace, by)
+        raise
+    return by["uid"]
+
+
+async def _make(api: KubernetesApi, thing: Object, mark: str) -> Object:
+    meta = thing["metadata"]
+    annotations = {**meta.get("annotations", {}), names.ANNOTATION_LAUNCH: mark}
+    body = {**thing, "metadata": {**meta, "annotations": annotations}}
+    try:
+        return await api.call("POST", folder(thing["kind"], meta["namespace"]), body=body)
+    except ApiRefused as refusal:
+        if refusal.reason != "AlreadyExists":
+            raise
+        there = await find(api, thing["kind"], meta["namespace"], meta["name"])
+        if there is not None and there["metadata"].get("annotations", {}).get(names.ANNOTATION_LAUNCH) == mark:
+            return there  # the answer to the first attempt was lost
+        if thing["kind"] == "ConfigMap":
+            raise UsageError([in_use(str(meta["labels"][names.LABEL_JOB]), str(meta["namespace"]))]) from refusal
+        raise
+
+
+async def _make_if_allowed(api: KubernetesApi, thing: Object, mark: str, tell: Callable[[str], None]) -> None:
+    try:
+        await _make(api, thing, mark)
+    except ApiRefused as refusal:
+        if refusal.code != 403:
+            raise
+        tell(f"Any pod of the cluster can reach those of this job, since its NetworkPolicy was not made: {refusal}")
+
+
+async def _withdraw(api: KubernetesApi, namespace: str, by: Mapping[str, str]) -> None:
+    """Remove the ConfigMap, and with it all that was made."""
+
+    async def delete() -> None:
+        with contextlib.suppress(ApiRefused, Unreachable):
+            await remove_config(api, namespace, by["name"], by["uid"], WITHDRAW_SECONDS)
+
+    # To the end, although whoever submits is leaving.
+    await asyncio.shield(asyncio.create_task(delete()))
+
+
+async def remove_config(
+    api: KubernetesApi, namespace: str, name: str, uid: str, deadline_seconds: float | None = None
+) -> None:
+    """Delete a job's ConfigMap; the cluster's garbage collector removes what belongs to it. Nothing, if it is gone."""
+    body = {**_deletion(uid), "propagationPolicy": "Background"}
+    try:
+        path = f"{folder('ConfigMap', namespace)}/{name}"
+        await api.call("DELETE", path, body=body, deadline_seconds=deadline_seconds)
+    except ApiRefused as refusal:
+        if refusal.code not in (404, 409):  # 409: another one of this name
+            raise
+
+
+# Room for a job whose name was used before.
+
+
+async def make_room(api: KubernetesApi, spec: JobSpec, tell: Callable[[str], None] = log.info) -> None:
+    """Remove what an earlier job of this name left behind; raises UsageError when it is still running."""
+    namespace, job = str(spec.namespace), str(spec.job_name)
+    problem = await name_taken(api, spec)
+    if problem is not None:
+        raise UsageError([problem])
+    pods = await _pods(api, namespace, job)
+    for pod in pods["items"]:
+        if pod["metadata"]["labels"].get(names.LABEL_TYPE) == names.MASTER:
+            tell(f"An earlier job {job} {_outcome(pod)}; its master's pod, which held its log, is removed.")
+        await _delete(api, "Pod", namespace, pod)
+    for kind in ("Secret", "NetworkPolicy", "Lease", "Service"):
+        name = names.service_name(job) if kind == "Service" else names.config_name(job)
+        left = await find(api, kind, namespace, name)
+        if left is not None:
+            if left["metadata"].get("labels", {}).get(names.LABEL_JOB) != job:
+                what = f"the {kind} {name} is there and belongs to no job of this name"
+                raise UsageError([Problem("--job_name", job, what, "Choose another name, or remove it.")])
+            await _delete(api, kind, namespace, left)
+    if pods["items"]:
+        await _until_no_pods(api, namespace, job)
+
+
+async def name_taken(api: KubernetesApi, spec: JobSpec) -> Problem | None:
+    """Why the name cannot be used now; an earlier job that has ended does not stand in the way."""
+    namespace, job = str(spec.namespace), str(spec.job_name)
+    config = await find(api, "ConfigMap", namespace, names.config_name(job))
+    if config is not None and leaving(config):
+        remedy = f"Wait until kubectl get -n {namespace} configmap {names.config_name(job)} finds nothing."
+        return Problem("--job_name", job, "an earlier job of this name is still being removed", remedy)
+    if config is not None:
+        return in_use(job, namespace)
+    for pod in (await _pods(api, namespace, job))["items"]:
+        # Such as the old client makes: it has no ConfigMap yet.
+        alive = phase_of(pod) is not ReplicaPhase.GONE and not leaving(pod)
+        if alive and not pod["metadata"].get("ownerReferences"):
+            name = pod["metadata"]["name"]
+            what, remedy = f"the pod {name} runs already", f"Choose another name, or kubectl delete pod {name}."
+            return Problem("--job_name", job, what, remedy)
+    return None
+
+
+def in_use(job: str, namespace: str) -> Problem:
+    where = "" if namespace == "default" else f" --namespace={namespace}"
+    remedy = f"Choose another name, or stop that one: elasticdl stop {job}{where}."
+    return Problem("--job_name", job, f"a job of this name is in namespace {namespace} already", remedy)
+
+
+def _outcome(master: Pod) -> str:
+    """How an ended job ended, in a word or two."""
+    try:
+        return str(json.loads(master["metadata"].get("annotations", {})[names.ANNOTATION_RESULT])["outcome"])
+    except (KeyError, ValueError, TypeError):
+        return "ended"
+
+
+async def _pods(api: KubernetesApi, namespace: str, job: str) -> dict[str, Any]:
+    return await api.call("GET", folder("Pod", namespace), params=_selector(job))
+
+
+async def _delete(api: KubernetesApi, kind: str, namespace: str, thing: Object) -> None:
+    meta = thing["metadata"]
+    try:
+        await api.call("DELETE", f"{folder(kind, namespace)}/{meta['name']}", body=_deletion(meta["uid"]))
+    except ApiRefused as refusal:
+        if refusal.code not in (404, 409):
+            raise
+
+
+async def _until_no_pods(api: KubernetesApi, namespace: str, job: str) -> None:
+    """What a pod leaves of its name goes a moment after it was deleted."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + ROOM_SECONDS
+    while (left := deadline - loop.time()) > 0:
+        answer = await _pods(api, namespace, job)
+        there = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in answer["items"]}
+        if not there:
+            return
+        params = {**_selector(job), "resourceVersion": answer["metadata"]["resourceVersion"]}
+        with contextlib.suppress(Unreachable, ApiRefused):  # the next list says more
+            async with contextlib.aclosing(api.watch(folder("Pod", namespace), params, seconds=left)) as changes:
+                async for kind, pod in changes:
+                    if kind == "DELETED":
+                        there.pop(pod["metadata"]["uid"], None)
+                    if not there:
+                        return
+    stay = ", ".join(sorted(there.values()))
+    raise Unreachable(f"pods of an earlier job {job} were still there after {ROOM_SECONDS:g} s: {stay}")
+
+
+def _selector(job: str) -> dict[str, str]:
+    return {"labelSelector": ",".join(f"{k}={v}" for k, v in names.labels(job).items())}
+
+
+def _deletion(uid: str) -> Object:
+    return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
