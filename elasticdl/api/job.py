@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import logging
 import os
 import signal
@@ -39,6 +38,7 @@ from elasticdl.frameworks.determinism import use_deterministic_algorithms
 from elasticdl.job import names
 from elasticdl.job.loglines import configure_logging
 from elasticdl.job.spec import JobSpec
+from elasticdl.wire import datasets
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,7 @@ def join(**knobs: Any) -> Job:
     spec = JobSpec.from_json(Path(file).read_bytes())
     configure_logging(spec.log_level, replica)
     faults.arm(replica)
-    described = Path(file).parent / "datasets.json"
-    return Job(spec, replica, json.loads(described.read_bytes()) if described.exists() else {})
+    return Job(spec, replica, datasets.described(Path(file), spec))
 
 
 class Job:

@@ -27,6 +27,7 @@ ENV_POD_IP = "MY_POD_IP"
 ENV_TF_CONFIG = "TF_CONFIG"
 
 # Environment that only ElasticDL's own processes read.
+OWN_ENV = "ELASTICDL_"  # how their names begin
 ENV_JOB_FILE = "ELASTICDL_JOB_FILE"  # path of the job's JSON
 ENV_REPLICA = "ELASTICDL_REPLICA"  # this replica's name
 ENV_TOKEN = "ELASTICDL_TOKEN"  # the job's secret

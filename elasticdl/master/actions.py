@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Collection, Mapping
@@ -42,8 +43,9 @@ class Actions:
         """What to ask of the cluster for a replica of this role."""
         spec = self.spec
         name = names.replica_name(str(spec.job_name), role, index)
-        passed = (names.ENV_JOB_FILE, names.ENV_TOKEN, names.ENV_MASTER_ADDR)
-        env = {**spec.envs, **{k: self.env[k] for k in passed}, names.ENV_REPLICA: name}
+        passed = (names.ENV_JOB_FILE, names.ENV_TOKEN, names.ENV_MASTER_ADDR, names.ENV_TLS_CERT)
+        env = {**self._populated, **spec.envs, **{k: self.env[k] for k in passed if k in self.env}}
+        env[names.ENV_REPLICA] = name
         keys = Keys.of(self.env)
         if keys is not None:
             env |= keys.env(servers=role == "ps")
@@ -52,16 +54,30 @@ class Actions:
         memory = limit.memory if limit is not None else None
         if role == "worker":
             env |= {names.ENV_WORKER_ID: str(index), names.ENV_WORKER_NUM: str(spec.num_workers)}
-        if cpu is None:
+        if self._in_pods:  # which see all cores of their node
+            env = {**dict.fromkeys(THREADS, str(math.ceil(cpu or 1))), **env}
+        elif cpu is None:
             share = max(1, (os.cpu_count() or 1) // spec.num_workers) if role == "worker" else 1
             env = {**{k: str(share) for k in THREADS if k not in self.env}, **env}
-        command: tuple[str, ...] = (sys.executable, "-m", f"elasticdl.{role}")
+        python = "python" if self._in_pods else sys.executable  # of its own image
+        command: tuple[str, ...] = (python, "-m", f"elasticdl.{role}")
         if role == "worker" and spec.job_command is not None:
             command = tuple(spec.command_words)
         return ReplicaRequest(
             name, role, index, command, env, cpu,
             math.ceil(memory * memory_factor) if memory is not None else None,
         )  # fmt: skip
+
+    @property
+    def _in_pods(self) -> bool:
+        return self.spec.runtime == "kubernetes"
+
+    @property
+    def _populated(self) -> dict[str, str]:
+        """What the master hands on of its own environment, but no secrets; processes inherit it anyway."""
+        wanted = self.spec.populate_env_names if self._in_pods else None
+        given = {k: v for k, v in self.env.items() if not k.startswith(names.OWN_ENV) and k != names.ENV_POD_IP}
+        return {k: v for k, v in given.items() if wanted is not None and re.fullmatch(wanted, k)}
 
     def identify(self, epoch: int, position: int) -> tuple[int, str]:
         """Which record stands at a position of an epoch: its number and its name."""

@@ -19,6 +19,7 @@ from elasticdl.core.job import Job
 from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED
 from elasticdl.errors import Refused, Unreachable
 from elasticdl.job import loglines
+from elasticdl.job.names import KEEPER, MASTER, replica_name
 from elasticdl.master.actions import Actions
 from elasticdl.master.brain import Brain, Effect, Send
 from elasticdl.master.by_hand import Hands
@@ -29,6 +30,7 @@ from elasticdl.master.status import Chronicle, phase, status
 from elasticdl.master.world_brain import WorldBrain
 from elasticdl.master.world_status import world_phase, world_status
 from elasticdl.wire import control_pb2 as pb
+from elasticdl.wire.usage import Meter
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +68,12 @@ class Master:
         self.streams = Streams(
             token, starts, self._inbox.put_nowait, job.replicas.admits, self.status,
             refuses=job.refused, aside=self._aside, came=self.hands.come if self.hands is not None else None,
+            datasets=datasets,
         )  # fmt: skip
         self.relay = Relay(job, self.streams.send) if isinstance(job, AllreduceJob) else None
         self._said_at = 0.0
+        self._meter = Meter()
+        self._usage: dict[str, pb.Usage] = {}  # of replicas
 
     def now(self) -> float:
         """The clock, which never runs back, not even over a restart."""
@@ -77,8 +82,14 @@ class Master:
 
     def status(self) -> pb.Status:
         if isinstance(self.job, AllreduceJob):
-            return world_status(self.job, self.chronicle, self.now(), self._starts)
-        return status(self.job, self.chronicle, self.now(), self._starts)
+            out = world_status(self.job, self.chronicle, self.now(), self._starts)
+        else:
+            out = status(self.job, self.chronicle, self.now(), self._starts)
+        here = {r.name for r in out.replicas if r.state != "gone"}
+        self._usage = {name: used for name, used in self._usage.items() if name in here}
+        for name, used in {replica_name(out.job, MASTER): self._meter.read(), **self._usage}.items():
+            out.usage[name].CopyFrom(used)
+        return out
 
     def _aside(self, replica: str, message: pb.FromReplica) -> bool:
         """What is dealt with at once, and is no event: it may come hundreds of times a second."""
@@ -89,6 +100,8 @@ class Master:
                 event = self.relay.pulse(replica, message.pulse, self.now())
                 if event is not None:
                     self._inbox.put_nowait(event)
+            case "usage":
+                self._usage[replica] = message.usage
             case "stack":
                 log.warning("%s stands here:\n%s", replica, message.stack.text)
             case _:
@@ -99,7 +112,7 @@ class Master:
         """Until the job is over. The outcome is then in `job`."""
         if self.job.outcome:
             return
-        listed = [r for r in await self.cluster.list() if r.role != "master"]
+        listed = [r for r in await self.cluster.list() if _is_replica(r)]
         running = tuple((r.name, r.uid) for r in listed if r.phase is not ReplicaPhase.GONE)
         running += self.hands.running() if self.hands is not None else ()
         ended = tuple((r.name, r.uid) for r in listed if r.phase is ReplicaPhase.GONE)
@@ -250,14 +263,15 @@ class Master:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.streams.all_left(), grace)
         for replica in await self.cluster.list():
-            if replica.role != "master" and replica.phase is not ReplicaPhase.GONE:
+            if _is_replica(replica) and replica.phase is not ReplicaPhase.GONE:
                 await self._ask_cluster(self.cluster.stop(replica.name, 2.0))
         with contextlib.suppress(TimeoutError, Unreachable):
             await asyncio.wait_for(self._all_gone(), END_SECONDS)
         self.streams.finish()
 
     async def _all_gone(self) -> None:
-        alive = {r.name for r in await self.cluster.list() if r.role != "master" and r.phase is not ReplicaPhase.GONE}
+        there = [r for r in await self.cluster.list() if _is_replica(r)]
+        alive = {r.name for r in there if r.phase is not ReplicaPhase.GONE}
         async with contextlib.aclosing(self.cluster.events()) as seen:
             while alive:
                 replica = await anext(seen)
@@ -265,8 +279,13 @@ class Master:
                     alive.discard(replica.name)
 
 
+def _is_replica(status: ReplicaStatus) -> bool:
+    """Not the master itself, nor the pod that brings it back."""
+    return status.role not in (MASTER, KEEPER)
+
+
 def _event_of(replica: ReplicaStatus) -> e.Event | None:
-    if replica.role == "master":
+    if not _is_replica(replica):
         return None
     if replica.phase is ReplicaPhase.RUNNING:
         return e.ReplicaStarted(replica.name, replica.uid)

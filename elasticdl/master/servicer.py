@@ -35,11 +35,13 @@ class Streams(ControlServicer):
         refuses: Callable[[str, int], str] = lambda role, count: "",
         aside: Callable[[str, pb.FromReplica], bool] = lambda name, message: False,
         came: Callable[[int], Awaitable[pb.JoinReply]] | None = None,
+        datasets: str = "",
     ) -> None:
         self._token, self._epoch = token, master_epoch
         self._hear, self._admits, self._status = hear, admits, status
         self._status_seconds, self._refuses = status_seconds, refuses
         self._aside = aside  # whether a message was dealt with at once, and is no event
+        self._datasets = datasets  # what the data consists of, as JSON
         self._came = came  # takes a worker that was started by hand, where the job has such
         self._outboxes: dict[str, Outbox] = {}
         self._left = asyncio.Event()  # set while nobody is connected
@@ -132,6 +134,10 @@ class Streams(ControlServicer):
                     self._hear(event_of(name, message))
         finally:
             outbox.put_nowait(None)
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.Description:
+        await self._authenticate(context)
+        return pb.Description(datasets=self._datasets)
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.Status]:
         await self._authenticate(context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -21,6 +20,7 @@ from elasticdl.job.loglines import configure_logging
 from elasticdl.job.spec import JobSpec
 from elasticdl.ps.client import Client
 from elasticdl.ps.memory import keep_freed_memory
+from elasticdl.wire import datasets
 from elasticdl.wire.auth import Keys
 from elasticdl.worker import audit
 from elasticdl.worker.batches import Source, load
@@ -42,7 +42,7 @@ def main() -> int:
     faults.arm(replica)
     keep_freed_memory()
     try:
-        return _work(spec, replica, job_file.parent)
+        return _work(spec, replica, job_file)
     except MemoryError:
         log.error("Out of memory")
         return EXIT_OUT_OF_MEMORY
@@ -51,9 +51,9 @@ def main() -> int:
         return 1
 
 
-def _work(spec: JobSpec, replica: str, directory: Path) -> int:
+def _work(spec: JobSpec, replica: str, job_file: Path) -> int:
     code = ModelFile(ModelRequest.of(spec))
-    described = json.loads((directory / "datasets.json").read_bytes())
+    described = datasets.described(job_file, spec)
     sources = {}
     for mode, path in (("training", spec.training_data), ("evaluation", spec.validation_data)):
         if path:

@@ -25,8 +25,8 @@ from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.actions import Actions
 from elasticdl.master.journal import Journal
-from elasticdl.master.main import terms_of
 from elasticdl.master.master import Master
+from elasticdl.master.terms import terms_of
 from elasticdl.ps.ledger import Ledger, Push, Verdict
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb

@@ -31,9 +31,9 @@ from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.actions import Actions
 from elasticdl.master.journal import Journal
-from elasticdl.master.main import terms_of
 from elasticdl.master.master import Master
 from elasticdl.master.resume import restored
+from elasticdl.master.terms import terms_of
 from elasticdl.ps.client import Client
 from elasticdl.ps.service import Service
 from elasticdl.wire import PROTOCOL

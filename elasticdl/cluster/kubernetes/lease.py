@@ -1,0 +1,166 @@
+"""The Lease of a job: whoever holds it is the job's master. Taken before the journal is opened, renewed, given back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses
+from elasticdl.errors import Refused, Unreachable, WireError
+from elasticdl.job import names
+
+log = logging.getLogger(__name__)
+
+# How long an API server may be away before the master ends, and before another one may take its place.
+LEASE_SECONDS, GIVE_UP_SECONDS, RENEW_SECONDS = 40, 30.0, 5.0
+RELEASE_SECONDS = 5.0
+
+
+class Lease:
+    """One holder's hand on it. The clocks of two machines are never compared: a lease is over when whoever waits for it
+    has seen it unchanged for as long as it lasts."""
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        namespace: str,
+        job_name: str,
+        holder: str,
+        owner: Mapping[str, str],
+        *,
+        lease_seconds: int = LEASE_SECONDS,
+        give_up_seconds: float = GIVE_UP_SECONDS,
+        renew_seconds: float = RENEW_SECONDS,
+    ) -> None:
+        """`holder`: the uid of its pod; `owner`: the job's ConfigMap, with which the lease goes."""
+        self._api, self._holder, self._owner = api, holder, dict(owner)
+        self._home = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._name, self._labels = names.config_name(job_name), names.labels(job_name)
+        self._lease_seconds, self._give_up_seconds = lease_seconds, give_up_seconds
+        self._renew_seconds = renew_seconds
+        self._taken = ""  # when we took it
+        self._version = ""
+
+    async def acquire(self) -> None:
+        """Until it is ours. A master that ended in order gave it back; of one that was lost it runs out."""
+        loop, pauses = asyncio.get_running_loop(), Pauses()
+        seen: tuple[str, str] | None = None
+        since = loop.time()
+        while True:
+            there = await self._get()
+            holder = _holder(there)
+            if there is not None and holder not in ("", self._holder) and self._ours(there):
+                if (mark := (holder, str(there["spec"].get("renewTime", "")))) != seen:
+                    seen, since = mark, loop.time()
+                    log.info("Waiting for the lease of %s, which another master holds or held", self._name)
+                left = since + there["spec"].get("leaseDurationSeconds", self._lease_seconds) - loop.time()
+                if left > 0:
+                    await self._changed_within(left, there)
+                    continue
+                log.info("The lease ran out: the other master did not renew it")
+            self._taken = _now()
+            try:
+                await self._write(there, self._holder)
+                return
+            except ApiRefused as refusal:
+                if refusal.code not in (404, 409):
+                    raise
+            await asyncio.sleep(pauses.next())  # somebody was quicker: look again
+
+    async def keep(self) -> None:
+        """Renew it for good; raises Refused when somebody else has it, Unreachable when nobody can be asked."""
+        loop = asyncio.get_running_loop()
+        renewed = loop.time()
+        while True:
+            await asyncio.sleep(self._renew_seconds)
+            left = renewed + self._give_up_seconds - loop.time()
+            try:
+                async with asyncio.timeout(max(0.1, left)):
+                    await self._renew()
+                renewed = loop.time()
+            except (Unreachable, TimeoutError) as error:
+                if loop.time() - renewed >= self._give_up_seconds:
+                    what = f"the lease of {self._name} could not be renewed for {loop.time() - renewed:.0f} s"
+                    raise Unreachable(f"{what}: {error or 'no answer'}") from error
+
+    async def release(self) -> None:
+        """Let the next master have it at once. Whoever cannot lets it run out."""
+        with contextlib.suppress(WireError, TimeoutError):
+            async with asyncio.timeout(RELEASE_SECONDS):
+                there = await self._get()
+                if there is not None and _holder(there) == self._holder:
+                    await self._write(there, "")
+
+    async def _renew(self) -> None:
+        try:
+            await self._write({"metadata": {"resourceVersion": self._version}}, self._holder)
+        except ApiRefused as refusal:
+            if refusal.code not in (404, 409):
+                raise
+            there = await self._get()
+            if there is not None and _holder(there) != self._holder:
+                raise Refused(f"another master has taken the lease of {self._name}") from refusal
+            await self._write(there, self._holder)
+
+    async def _write(self, there: Mapping[str, Any] | None, holder: str) -> None:
+        meta: dict[str, Any] = {"name": self._name, "labels": self._labels, "ownerReferences": [self._owner]}
+        spec = {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": self._lease_seconds,
+            "acquireTime": self._taken or _now(),
+            "renewTime": _now(),
+        }
+        body: dict[str, Any] = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": meta,
+            "spec": spec,
+        }
+        if there is None:
+            # A repeated creation whose first answer was lost is refused: the next look finds it ours.
+            answer = await self._api.call("POST", self._home, body=body)
+        else:
+            meta["resourceVersion"] = there["metadata"]["resourceVersion"]
+            answer = await self._api.call("PUT", f"{self._home}/{self._name}", body=body)
+        self._version = str(answer["metadata"]["resourceVersion"])
+
+    async def _get(self) -> dict[str, Any] | None:
+        try:
+            return await self._api.call("GET", f"{self._home}/{self._name}")
+        except ApiRefused as refusal:
+            if refusal.code == 404:
+                return None
+            raise
+
+    async def _changed_within(self, seconds: float, there: Mapping[str, Any]) -> None:
+        """Until the lease changes, or so long."""
+        params = {
+            "fieldSelector": f"metadata.name={self._name}",
+            "resourceVersion": str(there["metadata"]["resourceVersion"]),
+        }
+        with contextlib.suppress(ApiRefused, Unreachable, TimeoutError):
+            async with asyncio.timeout(seconds):
+                watch = self._api.watch(self._home, params, seconds=seconds + 1)
+                async with contextlib.aclosing(watch) as changes:
+                    async for kind, _ in changes:
+                        if kind != "BOOKMARK":
+                            return
+                return
+        await asyncio.sleep(min(1.0, seconds))  # no watch: a look in a while
+
+    def _ours(self, there: Mapping[str, Any]) -> bool:
+        """Whether it is of this submission of the job: one that ended leaves its lease to the garbage collector."""
+        owners = there["metadata"].get("ownerReferences", [])
+        return any(owner.get("uid") == self._owner["uid"] for owner in owners)
+
+
+def _holder(lease: Mapping[str, Any] | None) -> str:
+    return "" if lease is None else str(lease.get("spec", {}).get("holderIdentity") or "")
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,237 @@
+"""The master in a pod: takes the job's Lease, checks model and data, leads the job, and says on its pod how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticdl.cluster.checking import check
+from elasticdl.cluster.kubernetes import credentials, objects
+from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
+from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
+from elasticdl.cluster.kubernetes.lease import Lease
+from elasticdl.cluster.kubernetes.reading import Pod
+from elasticdl.cluster.protocol import ReplicaPhase, ReplicaRequest
+from elasticdl.errors import JobFailed, Problem, UsageError, WireError
+from elasticdl.files import write_durably
+from elasticdl.job import names
+from elasticdl.job.spec import JobSpec
+from elasticdl.master import preflight, running
+from elasticdl.master.running import Result
+
+log = logging.getLogger(__name__)
+
+LISTENING = f"0.0.0.0:{names.MASTER_PORT}"
+ENDED_BY_SIGTERM = 128 + signal.SIGTERM
+TELL_SECONDS = 300.0  # how long the API server is asked to take note of the result
+RESULT_BYTES = 64 << 10  # of an annotation; all of a pod's may have 256 KiB
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this master is: its job's namespace, ConfigMap and state, and its own pod."""
+
+    spec: JobSpec
+    api: KubernetesApi
+    owner: dict[str, str]
+    pod: Pod
+
+    @property
+    def home(self) -> str:
+        return f"/api/v1/namespaces/{self.spec.namespace}"
+
+    @property
+    def paths(self) -> names.JobPaths:
+        """A folder for each submission: one of the same name later must not find this one's journal."""
+        return names.JobPaths(Path(str(self.spec.state_dir)), f"{self.spec.namespace}-{self.owner['uid']}")
+
+
+async def run(spec: JobSpec, replica: str) -> int:
+    """From the start of the pod to its exit code: 0 succeeded or stopped, 1 failed, 2 could not begin, 143 sent away."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    api = KubernetesApi(credentials.find())
+    try:
+        return await _lead(await _find(api, spec, replica))
+    except asyncio.CancelledError:
+        log.info("Sent away by SIGTERM; the next master goes on")
+        return ENDED_BY_SIGTERM
+    finally:
+        await api.close()
+
+
+async def _find(api: KubernetesApi, spec: JobSpec, replica: str) -> Place:
+    home = f"/api/v1/namespaces/{spec.namespace}"
+    config = names.config_name(str(spec.job_name))
+    try:
+        uid = (await api.call("GET", f"{home}/configmaps/{config}"))["metadata"]["uid"]
+        pod = await api.call("GET", f"{home}/pods/{replica}")
+    except ApiRefused as refusal:
+        if refusal.code != 404:
+            raise
+        raise JobFailed(f"the job is gone: {refusal}") from refusal
+    return Place(spec, api, objects.owner(spec, uid), pod)
+
+
+async def _lead(place: Place) -> int:
+    """With the Lease in hand; ends as soon as it is lost."""
+    spec, paths = place.spec, place.paths
+    holder = place.pod["metadata"]["uid"]
+    lease = Lease(place.api, str(spec.namespace), str(spec.job_name), holder, place.owner)
+    await lease.acquire()
+    keeping = asyncio.create_task(lease.keep())
+    leading = asyncio.create_task(_to_the_end(place))
+    try:
+        await asyncio.wait({keeping, leading}, return_when=asyncio.FIRST_COMPLETED)
+        if not leading.done():
+            keeping.result()  # it raises
+        result = leading.result()
+        if paths.root.is_dir():
+            running.conclude(paths, result)
+        code = {"succeeded": 0, "stopped": 0}.get(result["outcome"], result.get("exit_code", 1))
+        await _tell(place, {**result, "exit_code": code})
+        if result["outcome"] == "succeeded" and not any(paths.checkpoint.glob("version-*")):
+            shutil.rmtree(paths.root, ignore_errors=True)  # a volume must not fill up with jobs that are done
+        return int(code)
+    finally:
+        for task in (leading, keeping):
+            task.cancel()
+        await asyncio.wait({leading, keeping})
+        await lease.release()
+
+
+async def _to_the_end(place: Place) -> Result:
+    paths = place.paths
+    try:
+        _make_home(place.spec, paths)
+        if paths.result.exists():  # the master before this one could not tell anybody
+            found: Result = json.loads(paths.result.read_bytes())
+            return found
+        with contextlib.ExitStack() as held:
+            spec = await _ready(place.spec, paths, held)
+            maker = objects.pod_maker(spec, place.owner["uid"])
+            api = KubernetesApi(place.api.credentials)  # one that it may close
+            make = _making(maker, place.owner)
+            cluster = KubernetesCluster(api, str(spec.namespace), str(spec.job_name), make)
+            reviving = asyncio.create_task(_keep_keeper(cluster, str(spec.job_name)))
+            try:
+                return await running.run(spec, paths, cluster, LISTENING)
+            finally:
+                reviving.cancel()
+                await asyncio.wait({reviving})
+    except UsageError as error:
+        for problem in error.problems:
+            log.error("%s", problem)
+        return {"outcome": "failed", "reason": str(error), "status": {}, "exit_code": error.exit_code}
+
+
+def _make_home(spec: JobSpec, paths: names.JobPaths) -> None:
+    try:
+        paths.root.mkdir(parents=True, exist_ok=True)
+        write_durably(paths.root / ".writable", b"")
+    except OSError as error:
+        what = f"the job's state cannot be kept in {paths.root}: {error.strerror or error}"
+        user = f"user {os.getuid()}"
+        remedy = f"Mount a volume that {user} may write to, or name another place on one with --state_dir."
+        raise UsageError([Problem("--state_dir", str(spec.state_dir), what, remedy)]) from error
+
+
+async def _ready(spec: JobSpec, paths: names.JobPaths, held: contextlib.ExitStack) -> JobSpec:
+    """Check model, data and places once in the job's life; the job as it then runs."""
+    if paths.datasets.exists():
+        spec = JobSpec.from_json(paths.job_file.read_bytes())
+        preflight.claim_checkpoint_dir(_with_checkpoints(spec, paths), held)
+        return spec
+    problems, notes = preflight.check_output(spec)
+    problems += preflight.check_checkpoint_dir(spec)
+    checkpoint, wrong, damaged = preflight.find_checkpoint(spec)
+    problems, notes = [*problems, *wrong], [*notes, *damaged]
+    log.info("Checking model and data")
+    checked = await check(spec, lambda line: log.info("%s", line), lambda text: log.debug("%s", text))
+    problems, notes = [*problems, *checked.problems], [*notes, *checked.notes]
+    if checkpoint is not None and "training" in checked.datasets:
+        problems += preflight.check_data_of_checkpoint(spec, checkpoint, checked.datasets)
+    if not problems:
+        problems += preflight.claim_checkpoint_dir(_with_checkpoints(spec, paths), held)
+    if problems:
+        raise UsageError(problems)
+    if checkpoint is not None:
+        spec = spec.with_values(checkpoint_dir_for_init=str(checkpoint))
+        notes.append(f"Starting from the checkpoint in {checkpoint}.")
+    for note in notes:
+        log.info("%s", note)
+    write_durably(paths.job_file, spec.to_json().encode())
+    write_durably(paths.datasets, json.dumps(checked.datasets).encode())
+    return spec
+
+
+def _with_checkpoints(spec: JobSpec, paths: names.JobPaths) -> JobSpec:
+    return spec.with_values(checkpoint_dir=spec.checkpoint_dir or str(paths.checkpoint))
+
+
+# The keeper, which brings this master back: whoever of the two is lost, the other makes it again.
+
+
+def _making(maker: Callable[[ReplicaRequest], Pod], owner: dict[str, str]) -> Callable[[ReplicaRequest], Pod]:
+    """Pods of replicas as the job describes them, the keeper's as it was submitted."""
+
+    def make(request: ReplicaRequest) -> Pod:
+        if request.role != names.KEEPER:
+            return maker(request)
+        return objects.owned(json.loads(_keeper_file().read_bytes()), owner)
+
+    return make
+
+
+def _keeper_file() -> Path:
+    return Path(os.environ[names.ENV_JOB_FILE]).with_name(names.KEEPER_KEY)
+
+
+async def _keep_keeper(cluster: KubernetesCluster, job_name: str) -> None:
+    """See that there is a keeper, for as long as the job runs. Without one it runs as well, until its master is lost."""
+    if not _keeper_file().exists():
+        return
+    request = ReplicaRequest(names.keeper_name(job_name), names.KEEPER, 0, ("python",), {})
+    try:
+        if not any(status.role == names.KEEPER for status in await cluster.list()):
+            await cluster.launch(request)
+        async with contextlib.aclosing(cluster.events()) as seen:
+            async for status in seen:
+                if status.role == names.KEEPER and status.phase is ReplicaPhase.GONE:
+                    why = status.exit.reason if status.exit is not None else "gone"
+                    log.info("The keeper is gone (%s); making it again", why)
+                    await cluster.launch(request)
+    except WireError as error:
+        log.warning("Nobody would bring this master back: the keeper cannot be made: %s", error)
+
+
+# How the job ended.
+
+
+async def _tell(place: Place, result: Result) -> None:
+    """Put it on the pod, where the keeper and people find it, also when all else of the job is gone."""
+    note = {"metadata": {"annotations": {names.ANNOTATION_RESULT: json.dumps(_short(result))}}}
+    path = f"{place.home}/pods/{place.pod['metadata']['name']}"
+    content = "application/merge-patch+json"
+    await place.api.call("PATCH", path, body=note, content_type=content, deadline_seconds=TELL_SECONDS)
+
+
+def _short(result: Result) -> Result:
+    """Without what does not fit into an annotation: the oldest decisions, then all that is listed."""
+    status: dict[str, Any] = dict(result.get("status", {}))
+    for name, kept in (("decisions", 20), ("changes", 0), ("decisions", 0), ("replicas", 0), ("evaluations", 0)):
+        if len(json.dumps({**result, "status": status})) <= RESULT_BYTES:
+            break
+        status[name] = status.get(name, [])[-kept:] if kept else []
+    reason = str(result["reason"])
+    return {**result, "status": status, "reason": reason if len(reason) < RESULT_BYTES else reason[-RESULT_BYTES:]}

@@ -1,0 +1,105 @@
+"""One life of a master, wherever it runs: from the journal, through the job, to how that ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+
+from elasticdl.cluster.protocol import Cluster
+from elasticdl.core.allreduce_job import AllreduceJob
+from elasticdl.core.job import Job
+from elasticdl.data.dataset import Dataset
+from elasticdl.errors import ElasticDLError, JobFailed
+from elasticdl.files import write_durably
+from elasticdl.job import loglines, names
+from elasticdl.job.spec import JobSpec
+from elasticdl.master.actions import Actions
+from elasticdl.master.journal import Journal
+from elasticdl.master.master import Master
+from elasticdl.master.resume import restored, state_restored
+from elasticdl.master.terms import allreduce_terms_of, terms_of
+from elasticdl.wire import tls
+from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
+from elasticdl.wire.link import SERVER_OPTIONS
+
+log = logging.getLogger(__name__)
+
+Result = dict[str, Any]  # outcome, reason, and the last status
+
+
+async def run(spec: JobSpec, paths: names.JobPaths, cluster: Cluster, listening: str) -> Result:
+    """Lead the job to its end; how it ended. Closes the cluster, whatever happens."""
+    try:
+        described = json.loads(paths.datasets.read_bytes())
+        training = Dataset.from_json(described["training"])
+        validation = Dataset.from_json(described["evaluation"]).records if "evaluation" in described else 0
+        journal = Journal(paths.journal)
+    except BaseException:
+        await cluster.close()
+        raise
+    address = os.environ[names.ENV_MASTER_ADDR]
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    try:
+        starts = int(journal.fact("starts") or 0) + 1
+        journal.remember("starts", starts)
+        try:
+            job, now = _recover(spec, training, validation, journal)
+        except ElasticDLError as error:
+            log.error("%s", error)
+            return {"outcome": "failed", "reason": str(error), "status": {}}  # it will not go better the next time
+        actions = Actions(spec, training, spec.checkpoint_dir or str(paths.checkpoint))
+        master = Master(
+            job, now, journal, cluster, actions, os.environ[names.ENV_TOKEN], starts, datasets=json.dumps(described)
+        )
+        if journal.fact("started_at") is None:
+            journal.remember("started_at", master.chronicle.started_at)
+        add_ControlServicer_to_server(master.streams, server)  # type: ignore[no-untyped-call]
+        tls.listen(server, listening, os.environ)
+        await server.start()
+        write_durably(paths.master_address, address.encode())
+        log.info("Master of %s at %s, start %d: %d records an epoch", spec.job_name, address, starts, training.records)
+        if validation:
+            log.info(loglines.evaluation_started())
+        await master.run()
+        if validation:
+            log.info(loglines.evaluation_stopped())
+        await master.end()
+        shown = MessageToDict(master.status(), preserving_proto_field_name=True)
+        return {"outcome": job.outcome, "reason": job.reason, "status": shown}
+    finally:
+        await cluster.close()
+        await server.stop(0.5)
+        journal.close()
+
+
+def conclude(paths: names.JobPaths, result: Result) -> None:
+    """Say how the job ended, for whoever keeps its master and for people who ask later."""
+    write_durably(paths.result, json.dumps(result, indent=1).encode())
+
+
+def _recover(spec: JobSpec, training: Dataset, validation: int, journal: Journal) -> tuple[Job | AllreduceJob, float]:
+    """The job as the journal left it, or as it begins."""
+    known = journal.fact("data")
+    if known is None:
+        journal.remember("data", training.to_json())
+    elif training.fingerprint() != Dataset.from_json(known).fingerprint():
+        changed = "; ".join(Dataset.from_json(known).difference(training))
+        raise JobFailed(f"the training data changed while the job was running: {changed}")
+    if spec.distribution_strategy == "AllreduceStrategy":
+        begin = AllreduceJob.new(allreduce_terms_of(spec, training.records, validation))
+        if spec.checkpoint_dir_for_init and not journal.begun:
+            begin = state_restored(begin, Path(spec.checkpoint_dir_for_init), spec, training)
+            journal.keep_state(begin, 0.0, every=0)
+        return journal.recover(begin)
+    start = Job.new(terms_of(spec, training.records, validation))
+    if spec.checkpoint_dir_for_init and not journal.begun:
+        # Kept in the journal: the next master needs the old checkpoint no more.
+        start = restored(start, Path(spec.checkpoint_dir_for_init), spec, training)
+        journal.keep_state(start, 0.0, every=0)
+    return journal.recover(start)

@@ -1,0 +1,50 @@
+"""What a job's description means to the core: its terms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from elasticdl.core.allreduce_state import AllreduceTerms
+from elasticdl.core.checkpoints import Schedule
+from elasticdl.core.job import Terms
+from elasticdl.core.plan import Plan
+from elasticdl.core.replicas import Budget
+from elasticdl.core.steps import StepPlan
+from elasticdl.job import names
+from elasticdl.job.modes import mode
+from elasticdl.job.spec import JobSpec
+
+
+def terms_of(spec: JobSpec, training_records: int, validation_records: int) -> Terms:
+    return Terms(
+        str(spec.job_name), spec.num_workers, spec.num_ps_pods, Plan.of(spec, training_records), validation_records,
+        spec.evaluation_steps, spec.max_bad_records, bool(spec.output), _budget(spec), spec.audit, _schedule(spec),
+        mode(spec), spec.workers_by_hand,
+    )  # fmt: skip
+
+
+def _budget(spec: JobSpec) -> Budget:
+    limit = spec.limit("worker")
+    return Budget(
+        crashes=spec.relaunch_on_worker_failure,
+        server_crashes=spec.ps_relaunch_max_num,
+        start_seconds=spec.start_seconds,
+        reconnect_seconds=spec.reconnect_seconds,
+        hang_seconds=spec.hang_seconds,
+        raise_memory=spec.enable_automate_memory and limit is not None and limit.memory is not None,
+    )
+
+
+def allreduce_terms_of(spec: JobSpec, training_records: int, validation_records: int) -> AllreduceTerms:
+    return AllreduceTerms(
+        str(spec.job_name), spec.num_workers, StepPlan.of(spec, training_records), spec.min_workers or 1,
+        spec.max_workers or 0, spec.num_standby, spec.deterministic, spec.master_grace_seconds, validation_records,
+        spec.evaluation_steps, bool(spec.output), spec.audit, _budget(spec), _schedule(spec), mode(spec),
+        spec.max_bad_records,
+    )  # fmt: skip
+
+
+def _schedule(spec: JobSpec) -> Schedule:
+    home = names.JobPaths(Path(str(spec.state_dir)), str(spec.job_name))
+    own = spec.checkpoint_dir is None or Path(spec.checkpoint_dir) == home.checkpoint
+    return Schedule(spec.checkpoint_steps, spec.checkpoint_seconds, spec.keep_checkpoint_max, keep_transient=not own)
