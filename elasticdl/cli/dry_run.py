@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import yaml
@@ -12,8 +12,8 @@ from elasticdl.errors import UsageError
 from elasticdl.job.resolve import Resolved
 
 
-def show(resolved: Resolved, form: Literal["yaml", "json"]) -> str:
-    """The resolved job as text; raises UsageError if there is something wrong with it."""
+def show(resolved: Resolved, form: Literal["yaml", "json"], said: Sequence[str] = ()) -> str:
+    """The resolved job as text, with what its cluster said; raises UsageError if there is something wrong with it."""
     if resolved.problems:
         raise UsageError(resolved.problems)
     spec = resolved.spec
@@ -27,6 +27,8 @@ def show(resolved: Resolved, form: Literal["yaml", "json"]) -> str:
     ]
     sections += _comments("Decisions", resolved.decisions)
     sections += _comments("Notes", resolved.notes)
+    sections += _comments("Warnings", resolved.warnings)
+    sections += _comments("The cluster", said)
     sections += _comments("This release cannot run this job yet", (str(problem) for problem in resolved.later))
     return "\n".join(sections).rstrip()
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from elasticdl import __version__
 from elasticdl.cli import help as help_texts
 from elasticdl.errors import ElasticDLError, Problem, UsageError
+
+if TYPE_CHECKING:
+    from elasticdl.job.resolve import Resolved
 
 GROUPS = {
     "Run a job": {
@@ -88,14 +92,29 @@ def _job(command: str, words: list[str]) -> int:
         return 0
     request = flags.read_request(words, command)
     if request.dry_run is not None:
-        from elasticdl.cli.dry_run import show
+        return _dry_run(request.resolved, request.dry_run)
+    if request.resolved.require().runtime == "kubernetes":
+        from elasticdl.cli import submit
 
-        print(show(request.resolved, request.dry_run))
-        return 0
-    request.resolved.require()
+        return submit.run(request.resolved)
     from elasticdl.cli import train
 
     return train.run(request.resolved)
+
+
+def _dry_run(resolved: Resolved, form: Literal["yaml", "json"]) -> int:
+    from elasticdl.cli.dry_run import show
+
+    said: list[str] = []
+    possible = not (resolved.problems or resolved.later)
+    if form == "yaml" and possible and resolved.spec.runtime == "kubernetes":
+        import asyncio
+
+        from elasticdl.cli.submit import ask
+
+        said = asyncio.run(ask(resolved.spec))
+    print(show(resolved, form, said))
+    return 0
 
 
 def _with_argparse(command: str, words: list[str]) -> int:

@@ -132,6 +132,10 @@ def _cluster(spec: JobSpec) -> Iterator[Finding]:
     if on_kubernetes and spec.image_name is None:
         what, remedy = "needed on Kubernetes: the master runs in it", "Give an image's name."
         yield _about(spec, "image_name", "worker_image", "ps_image", "runtime", what=what, remedy=remedy)
+    if spec.yaml is not None and (spec.runtime == "local" or not (on_kubernetes or spec.image_name)):
+        what = "writes a job's Kubernetes objects, but this one runs as processes on this machine"
+        remedy = "Give --image_name without --runtime=local, or use --dry_run to see the resolved job."
+        yield _about(spec, "yaml", "image_name", "runtime", what=what, remedy=remedy)
     if spec.cluster_spec is not None and spec.cluster_spec_json is not None:
         what = "adjusts pods, as does --cluster_spec"
         yield _about(spec, "cluster_spec_json", "cluster_spec", what=what, remedy="Keep one of the two.")

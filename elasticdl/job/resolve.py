@@ -6,13 +6,14 @@ import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import PurePath, PurePosixPath
 from typing import Any
 
 from elasticdl.errors import Problem, UsageError
-from elasticdl.job import modes, names
+from elasticdl.job import modes, names, places
 from elasticdl.job.checks import findings, roles
 from elasticdl.job.parts.allreduce import AllreducePart
+from elasticdl.job.parts.resources import MASTER_LIMIT
 from elasticdl.job.resources import ResourceSpec
 from elasticdl.job.spec import JobSpec, knobs
 
@@ -32,6 +33,7 @@ class Resolved:
     notes: tuple[str, ...]  # about flags that change nothing here, each by name
     problems: tuple[Problem, ...]  # what is wrong with the request
     later: tuple[Problem, ...]  # what is right, but not part of this release yet
+    warnings: tuple[str, ...] = ()  # what may be lost, and with what
 
     def require(self) -> JobSpec:
         """The job to run; raises UsageError with everything that stands in the way."""
@@ -57,6 +59,7 @@ def resolve(
     values: dict[str, Any] = {}
     decisions: list[str] = []
     notes: list[str] = []
+    warnings: list[str] = []
     runtime = _runtime(spec, decisions)
     values["runtime"] = runtime
     _older_spellings(spec, values, notes)
@@ -67,6 +70,7 @@ def resolve(
         values["state_dir"] = str(state_dir)
     else:
         values |= _requests_and_limits(spec)
+        found += _in_a_cluster(spec, values, decisions, warnings)
     if spec.job_name is None:
         model = values.get("model_def", spec.model_def) or "job"
         values["job_name"] = names.made_up_job_name(model, unique or secrets.token_hex(3))
@@ -76,7 +80,7 @@ def resolve(
         values["checkpoint_dir"] = str(paths.checkpoint)
     notes += _notes(spec, runtime)
     return Resolved(
-        spec.with_values(**values), tuple(decisions), tuple(notes), tuple(found), tuple(_later(spec, runtime))
+        spec.with_values(**values), tuple(decisions), tuple(notes), tuple(found), tuple(_later(spec)), tuple(warnings)
     )
 
 
@@ -147,11 +151,54 @@ def _requests_and_limits(spec: JobSpec) -> dict[str, ResourceSpec]:
     values = {}
     for role in names.ROLES:
         request, limit = spec.request(role), spec.limit(role)
+        by_default = request == knobs()[f"{role}_resource_request"].default
         if limit is None:
-            values[f"{role}_resource_limit"] = request
-        elif request == knobs()[f"{role}_resource_request"].default:
+            values[f"{role}_resource_limit"] = MASTER_LIMIT if role == names.MASTER and by_default else request
+        elif by_default:
             values[f"{role}_resource_request"] = request.at_most(limit)
     return values
+
+
+def _in_a_cluster(spec: JobSpec, values: dict[str, Any], decisions: list[str], warnings: list[str]) -> list[Problem]:
+    """Where pods keep what must outlive them, and what is lost where nothing does; what cannot be done without that."""
+    state_dir = str(PurePosixPath("/", spec.state_dir or places.default_state_dir(spec)))
+    values["state_dir"] = state_dir
+    problems, scratch = [], places.is_scratch(spec.with_values(state_dir=state_dir))
+    if spec.state_dir is None and spec.volume:
+        decisions.append(f"Journal and checkpoints are kept below {state_dir}, on the first --volume.")
+    if scratch:
+        warnings.append(
+            f"Nothing outlives the pods, since {state_dir} is on no --volume: without its master's pod the job begins "
+            f"anew, and no checkpoints are written. Mount a claim: --volume=claim_name=NAME,mount_path=/job."
+        )
+        values["checkpoint_seconds"] = 0.0
+        if spec.checkpoint_steps:
+            what = "checkpoints need a place that every pod sees"
+            remedy = "Give --volume=claim_name=NAME,mount_path=/job, or leave it out."
+            problems.append(Problem("--checkpoint_steps", str(spec.checkpoint_steps), what, remedy))
+    overlaid = spec.cluster_spec is not None or spec.cluster_spec_json is not None
+    for name in ("output", "checkpoint_dir"):
+        path = getattr(spec, name)
+        if path and not overlaid and places.volume_of(spec, path) is None:
+            warnings.append(f"--{name}={path} is on no --volume: what is written there goes with the pod.")
+    if any(volume.host_path is not None for volume in spec.volume):
+        warnings.append(
+            "A host_path is a directory of whichever node a pod runs on. On a cluster of several nodes use a "
+            "claim_name, so that all pods see the same files."
+        )
+    if names.PS not in roles(spec):
+        decisions.append(
+            "Everybody talks encrypted to the master. Gradients between workers are not encrypted: a NetworkPolicy "
+            "keeps other pods away from them, where the cluster enforces it."
+        )
+    elif spec.encrypt_data_plane is False:
+        warnings.append("--encrypt_data_plane=false: whoever is between workers and servers can read their gradients.")
+    else:
+        values["encrypt_data_plane"] = True
+        decisions.append(
+            "Workers and servers talk encrypted, as does everybody to the master, by keys of the job's own."
+        )
+    return problems
 
 
 def _notes(spec: JobSpec, runtime: str) -> list[str]:
@@ -174,6 +221,8 @@ def _notes(spec: JobSpec, runtime: str) -> list[str]:
         elif runtime == "local" and isinstance(value, ResourceSpec) and value.extended:
             others = ", ".join(name for name, _ in value.extended)
             notes.append(f"{knob.flag}: {others} changes nothing: on this machine only cpu and memory are limited")
+    if runtime == "kubernetes" and spec.master_port:
+        notes.append(f"--master_port={spec.master_port} changes nothing: in its pod the master listens at 50001")
     for volume in spec.volume if runtime == "kubernetes" else ():
         if volume.host_path is not None and not volume.host_path.startswith("/"):
             notes.append(f"--volume={volume}: host_path is not absolute, which Kubernetes will refuse")
@@ -192,7 +241,7 @@ def _idle(spec: JobSpec, name: str) -> str | None:
 _PER_ROLE = ("_resource_request", "_resource_limit", "_pod_priority")
 
 
-def _later(spec: JobSpec, runtime: str) -> list[Problem]:
+def _later(spec: JobSpec) -> list[Problem]:
     """What was asked for and is not part of this release yet."""
     found = []
     if spec.command in NOT_BUILT:
@@ -204,10 +253,6 @@ def _later(spec: JobSpec, runtime: str) -> list[Problem]:
             continue  # its workers run elasticdl.api's loop
         if feature is not None:
             found.append(_not_yet(knob.flag, knob.spell(value), feature, knob.remedy or "Leave it out."))
-    if runtime == "kubernetes" and spec.runtime is None:
-        name = next(n for n in ("image_name", "worker_image", "ps_image") if getattr(spec, n) is not None)
-        remedy = "Leave it out, or add --runtime=local, to run the job as processes on this machine."
-        found.append(_not_yet(f"--{name}", getattr(spec, name), "running jobs on Kubernetes", remedy))
     return found
 
 

@@ -162,7 +162,7 @@ def test_only_the_master_gets_a_token_and_only_workers_are_restarted_as_asked() 
         "ps": None,
     }
     assert {role: spec["restartPolicy"] for role, spec in pods.items()} == {
-        "master": "OnFailure",
+        "master": "Never",
         "worker": "Always",
         "ps": "Never",
     }

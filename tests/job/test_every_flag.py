@@ -103,7 +103,7 @@ OTHERWISE: dict[str, str | tuple[str, dict[str, str]]] = {
     "populate_env_names": "AWS_.*",
     "cluster_spec": "cluster.py",
     "cluster_spec_json": '{"spec": {}}',
-    "yaml": "job.yaml",
+    "yaml": ("job.yaml", {"image_name": "elasticdl:mnist"}),
     "force_use_kube_config_file": "true",
     "extra_pypi_index": "https://packages.example.com/simple",
     "master_resource_request": "cpu=2,memory=512Mi",

@@ -80,6 +80,8 @@ def test_a_limit_is_the_request_on_kubernetes_and_only_what_was_given_here() -> 
     there = resolved(image_name="i", worker_resource_request="cpu=2,memory=1Gi", ps_resource_limit="memory=512Mi").spec
     assert there.limit("worker") == there.request("worker")
     assert str(there.request("ps")) == "cpu=1,memory=512Mi"
+    assert str(there.limit("master")) == "cpu=1,memory=2Gi", "it loads the model, before it starts anybody"
+    assert str(resolved(image_name="i", master_resource_request="cpu=0.5").spec.limit("master")) == "cpu=0.5"
     here = resolved(worker_resource_request="cpu=2,memory=1Gi")
     assert here.spec.limit("worker") is None
     assert any("--worker_resource_limit" in note for note in here.notes)
@@ -98,19 +100,69 @@ def test_relaunching_can_be_switched_off_the_old_way() -> None:
 
 
 def test_resolving_again_changes_nothing() -> None:
-    for values in ({}, {"image_name": "i", "use_async": False}, {"distribution_strategy": "Local"}):
+    on_volume = {"image_name": "i", "volume": "host_path=/data,mount_path=/data"}
+    for values in ({}, {"image_name": "i", "use_async": False}, on_volume, {"distribution_strategy": "Local"}):
         once = resolved(**values)
         again = resolve(JobSpec.from_json(once.spec.to_json()), env={}, unique="other")
         assert again.spec == once.spec
 
 
 def test_features_of_later_releases_are_all_refused_by_name_at_once() -> None:
-    result = resolved(yaml="job.yaml", image_name="i")
+    result = resolved(ps_is_critical=False, job_command="python -m mine", model_def=None)
     assert result.problems == ()
     with pytest.raises(UsageError) as caught:
         result.require()
     where = {problem.where for problem in caught.value.problems}
-    assert where == {"--yaml", "--image_name"}
+    assert where == {"--ps_is_critical", "--job_command"}
+
+
+def in_a_cluster(**values: Any) -> Resolved:
+    return resolved(image_name="i", **values)
+
+
+def test_a_job_in_a_cluster_keeps_its_state_on_its_first_volume_and_says_so() -> None:
+    result = in_a_cluster(volume="claim_name=c,mount_path=/data;claim_name=d,mount_path=/more")
+    assert (result.spec.state_dir, result.spec.checkpoint_dir) == ("/data/.elasticdl", None)
+    assert "Journal and checkpoints are kept below /data/.elasticdl, on the first --volume." in result.decisions
+    assert result.warnings == ()
+    assert result.spec.checkpoint_seconds == 60.0
+
+
+def test_a_job_in_a_cluster_without_a_volume_is_warned_of_what_it_loses_with_which_pod() -> None:
+    result = in_a_cluster(output="/out")
+    state, output = result.warnings
+    assert state.startswith("Nothing outlives the pods") and "--volume=claim_name" in state
+    assert output == "--output=/out is on no --volume: what is written there goes with the pod."
+    assert result.spec.checkpoint_seconds == 0.0
+    (problem,) = in_a_cluster(checkpoint_steps=10).problems
+    assert str(problem).startswith("--checkpoint_steps=10: checkpoints need a place that every pod sees.")
+
+
+def test_a_place_that_an_overlay_may_mount_is_taken_at_its_word() -> None:
+    result = in_a_cluster(state_dir="/mine", cluster_spec_json='{"spec": {}}')
+    assert (result.spec.state_dir, result.warnings) == ("/mine", ())
+    assert result.spec.checkpoint_seconds == 60.0
+
+
+def test_a_directory_of_the_node_is_warned_of() -> None:
+    (warning,) = in_a_cluster(volume="host_path=/data,mount_path=/data", output="/data/model").warnings
+    assert warning.startswith("A host_path is a directory of whichever node a pod runs on.")
+
+
+def test_the_data_plane_is_encrypted_between_pods_unless_the_user_says_no() -> None:
+    assert in_a_cluster().spec.encrypt_data_plane is True
+    refused = in_a_cluster(encrypt_data_plane=False)
+    assert refused.spec.encrypt_data_plane is False
+    assert any(text.startswith("--encrypt_data_plane=false:") for text in refused.warnings)
+    by_allreduce = in_a_cluster(distribution_strategy="AllreduceStrategy")
+    assert "Gradients between workers are not encrypted" in said(by_allreduce)
+    assert resolved().spec.encrypt_data_plane is None
+
+
+def test_a_port_of_its_own_means_nothing_in_a_pod() -> None:
+    assert (
+        "--master_port=7 changes nothing: in its pod the master listens at 50001" in in_a_cluster(master_port=7).notes
+    )
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
@@ -144,6 +196,8 @@ def test_commands_of_later_releases_are_refused_by_name(command: str) -> None:
         ({"job_command": "echo"}, "--model_def", "its own program"),
         ({"need_tf_config": True}, "--need_tf_config", "program of your own"),
         ({"runtime": "kubernetes"}, "--image_name", "needed on Kubernetes"),
+        ({"yaml": "job.yaml"}, "--yaml", "runs as processes on this machine"),
+        ({"yaml": "job.yaml", "image_name": "i", "runtime": "local"}, "--yaml", "runs as processes on this machine"),
         ({"worker_image": "i"}, "--image_name", "needed on Kubernetes"),
         ({"cluster_spec": "f.py", "cluster_spec_json": "{}"}, "--cluster_spec_json", "--cluster_spec"),
         (

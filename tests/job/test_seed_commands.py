@@ -70,12 +70,24 @@ def test_a_train_command_of_the_seeds_resolves_as_written(block: str, capsys: py
 
 
 @pytest.mark.parametrize("block", [b for b in COPIED if b.startswith("elasticdl")], ids=lambda b: b[-60:])
-def test_a_train_command_of_the_seeds_is_refused_by_name_where_kubernetes_is_needed(
+def test_a_train_command_of_the_seeds_becomes_objects_of_a_cluster(
     block: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", *words_of(block)]) == 2
-    said = capsys.readouterr().err
-    assert "--image_name" in said and "running jobs on Kubernetes is not part of this release yet" in said
+    resolved = read_request(words_of(block)).resolved
+    if resolved.later:
+        pytest.skip(f"not part of this release yet: {resolved.later[0].where}")
+    assert main(["train", *words_of(block), "--yaml=-"]) == 0
+    objects = list(yaml.safe_load_all(capsys.readouterr().out))
+    job = resolved.spec.job_name
+    assert [(thing["kind"], thing["metadata"]["name"]) for thing in objects] == [
+        ("ConfigMap", f"elasticdl-{job}"),
+        ("Secret", f"elasticdl-{job}"),
+        ("Service", f"elasticdl-{job}-master"),
+        ("NetworkPolicy", f"elasticdl-{job}"),
+        ("Pod", f"elasticdl-{job}-master"),
+        ("Pod", f"elasticdl-{job}-keeper"),
+    ]
+    assert JobSpec.from_json(objects[0]["data"]["job.json"]) == resolved.spec
 
 
 @pytest.mark.parametrize("block", [b for b in COPIED if b.startswith("docker")], ids=["master", "worker"])

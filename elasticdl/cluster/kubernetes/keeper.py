@@ -128,7 +128,7 @@ class Keeper:
             if refusal.reason != "AlreadyExists":
                 raise
         else:
-            await self._tell(made, "MasterStarted", "The master was gone; it is started again.")
+            await self._tell(made, "MasterStarted", "The master is started again.")
         return True
 
     async def _ended(self, pod: Pod, uid: str) -> bool:
@@ -162,8 +162,11 @@ class Keeper:
     async def _finish(self, pod: Pod, uid: str) -> None:
         """Leave nothing but the master's pod, with its log and its result."""
         body = {"metadata": {"uid": pod["metadata"]["uid"], "ownerReferences": None}}
-        with contextlib.suppress(ApiRefused):  # somebody removed it: then nothing stays
+        try:
             await self.api.call("PATCH", f"{self._pods}/{self.master}", body=body, content_type=MERGE)
+        except ApiRefused as refusal:
+            if refusal.code not in (404, 409):  # somebody removed it: then nothing stays
+                raise
         log.info("The job %s is over; its objects are removed.", self.job)
         await remove_config(self.api, self.namespace, names.config_name(self.job), uid)
 

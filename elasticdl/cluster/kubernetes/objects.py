@@ -50,7 +50,7 @@ def job_objects(spec: JobSpec, secrets: Mapping[str, str]) -> JobObjects:
         files[names.OVERLAY_KEY] = Path(spec.cluster_spec).read_text(encoding="utf-8")
     inside = spec.with_values(cluster_spec=OVERLAY_FILE) if files else spec
     files[names.JOB_KEY] = inside.to_json()
-    files[names.MASTER_KEY], files[names.KEEPER_KEY] = json.dumps(master), json.dumps(keeper)
+    files[names.MASTER_KEY], files[names.KEEPER_KEY] = (json.dumps(pod, indent=1) for pod in (master, keeper))
     port = {"name": "control", "port": names.MASTER_PORT, "targetPort": names.MASTER_PORT}
     service = {
         "selector": names.labels(job, names.MASTER),
@@ -103,8 +103,8 @@ def owned(thing: Object, by: Mapping[str, str]) -> Object:
     return found
 
 
-def _object(spec: JobSpec, version: str, kind: str, name: str, **content: Any) -> Object:
-    meta = {"name": name, "namespace": spec.namespace, "labels": names.labels(str(spec.job_name))}
+def _object(job: JobSpec, version: str, kind: str, name: str, **content: Any) -> Object:
+    meta = {"name": name, "namespace": job.namespace, "labels": names.labels(str(job.job_name))}
     return {"apiVersion": version, "kind": kind, "metadata": meta, **content}
 
 

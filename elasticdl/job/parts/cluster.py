@@ -8,7 +8,6 @@ from elasticdl.job.knob import Part, knob
 from elasticdl.job.resources import Volumes
 from elasticdl.job.values import DnsLabel, Envs, Image, JobName, JsonObject, Pattern, Port, Text
 
-KUBERNETES = "running jobs on Kubernetes"
 NO_IMAGE = "processes on this machine use no image"
 NO_CLUSTER = "processes on this machine belong to no cluster"
 
@@ -26,8 +25,6 @@ class ClusterPart(Part):
         None,
         "Where the job runs: as processes on this machine, or as pods. By default pods when an image is given.",
         common=True,
-        later={"kubernetes": KUBERNETES},
-        remedy="Use --runtime=local to run the job as processes on this machine.",
     )
     image_name: Image = knob(
         None,
@@ -55,7 +52,9 @@ class ClusterPart(Part):
         local="processes on this machine see its files where they are, and nothing is mounted",
     )
     envs: Envs = knob({}, "Environment variables of every replica.", metavar='"K=V,K=V"', separator=",")
-    master_port: Port = knob(0, "The port the master listens on; 0 lets the system choose one.")
+    master_port: Port = knob(
+        0, "The port the master listens on; 0 lets the system choose one. In a pod it is always 50001."
+    )
     populate_env_names: Pattern = knob(
         None,
         "Which environment variables the master hands on to the pods it starts.",
@@ -73,10 +72,8 @@ class ClusterPart(Part):
     )
     yaml: Text = knob(
         None,
-        "Write the Kubernetes manifests to this file instead of submitting the job.",
+        "Write the job's Kubernetes objects to this file, or print them with -, instead of submitting the job.",
         metavar="FILE",
-        later="writing Kubernetes manifests",
-        remedy="Use --dry_run to see the resolved job.",
     )
     force_use_kube_config_file: bool = knob(False, "Use the kubeconfig file even inside a cluster.", local=NO_CLUSTER)
     extra_pypi_index: Text = knob(

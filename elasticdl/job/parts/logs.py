@@ -1,4 +1,4 @@
-"""Knobs of the log, and of where a local job keeps its files."""
+"""Knobs of the log, and of where a job keeps its files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class LogsPart(Part):
     )
     state_dir: Text = knob(
         None,
-        "Where local jobs keep logs, journal and checkpoints; by default ELASTICDL_STATE_DIR or ~/.elasticdl/jobs.",
+        "Where jobs keep journal, checkpoints and local logs; by default ELASTICDL_STATE_DIR or ~/.elasticdl/jobs, and "
+        ".elasticdl below the first --volume in a cluster.",
         metavar="DIR",
         common=True,
     )

@@ -10,6 +10,7 @@ from elasticdl.job.values import DnsLabel
 
 USUAL = ResourceSpec.parse("cpu=1,memory=4096Mi")
 SMALL = ResourceSpec.parse("cpu=0.1,memory=1024Mi")
+MASTER_LIMIT = ResourceSpec.parse("cpu=1,memory=2048Mi")  # it loads the model once, before it starts anybody
 NO_SCHEDULER = "processes on this machine have no priority class"
 
 
@@ -22,8 +23,9 @@ def _request(who: str, default: ResourceSpec, limit_flag: str, common: bool = Fa
     )
 
 
-def _limit(who: str, common: bool = False) -> Any:
-    return knob(None, f"What {who} may use at most; on Kubernetes the request, when not given.", common=common)
+def _limit(who: str, otherwise: str = "", common: bool = False) -> Any:
+    what = f"What {who} may use at most; on Kubernetes the request, when not given{otherwise}."
+    return knob(None, what, common=common)
 
 
 def _priority(who: str) -> Any:
@@ -34,7 +36,7 @@ class ResourcesPart(Part):
     title: ClassVar[str] = "Resources and priorities"
 
     master_resource_request: Resources = _request("the master", SMALL, "--master_resource_limit")
-    master_resource_limit: OptionalResources = _limit("the master")
+    master_resource_limit: OptionalResources = _limit("the master", f", or {MASTER_LIMIT} when neither is")
     worker_resource_request: Resources = _request("a worker", USUAL, "--worker_resource_limit", common=True)
     worker_resource_limit: OptionalResources = _limit("a worker", common=True)
     ps_resource_request: Resources = _request("a parameter server", USUAL, "--ps_resource_limit")
