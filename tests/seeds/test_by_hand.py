@@ -124,7 +124,7 @@ def test_with_a_token_file_only_workers_that_have_it_take_part(tmp_path: Path) -
 
 def test_ctrl_c_ends_the_job_with_a_checkpoint_and_sends_the_worker_home(tmp_path: Path) -> None:
     hand = ByHand(tmp_path, free_port())
-    master, worker = hand.master("--num_epochs=500"), hand.worker(1)
+    master, worker = hand.master(epochs=500), hand.worker(1)
     master.wait_until(lambda s: at_work(s, W1))
     master.process.send_signal(signal.SIGINT)
     code, result = master.finish()
