@@ -14,6 +14,12 @@ from typing import Protocol
 # SIGKILL of its child, and a preempted replica must not look like one that needs more memory.
 EXIT_OUT_OF_MEMORY = 86
 
+# What may befall a replica: told apart and counted.
+PREEMPTED, EVICTED, DELETED, NODE_LOST, TURNED_AWAY = "preempted", "evicted", "deleted", "node lost", "turned away"
+OUT_OF_MEMORY, KILLED, CRASHED, NOT_STARTED = "out of memory", "killed", "crashed", "not started"
+# What may hold up one that was launched.
+UNSCHEDULABLE, IMAGE_TROUBLE, CONTAINER_TROUBLE = "unschedulable", "image trouble", "container trouble"
+
 _OUTSIDE_SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM}
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -64,13 +70,26 @@ class Exit:
     reason: str  # in words: "exit code 1", "killed by SIGKILL", "out of memory: …"
     last_lines: tuple[str, ...] = ()  # the end of its log
     at: float = field(default=0.0, compare=False)  # seconds since 1970; 0: not known
-    taken: bool = False  # the cluster says that it took the replica away: preempted, evicted, deleted, node lost
+    taken: str = ""  # the cluster says that it took the replica away: preempted, evicted, deleted, node lost …
 
     @property
     def from_outside(self) -> bool:
         """Whether somebody wanted the process gone: a signal it did not cause, or 128 + that signal as exit code."""
         number = self.signal if self.signal is not None else (self.code or 0) - 128
-        return not self.oom and (self.taken or number in _OUTSIDE_SIGNALS)
+        return not self.oom and (bool(self.taken) or number in _OUTSIDE_SIGNALS)
+
+    @property
+    def kind(self) -> str:
+        """What befell the replica, in a word or two; empty when it ended well."""
+        if self.oom:
+            return OUT_OF_MEMORY
+        if self.taken:
+            return self.taken
+        if self.from_outside:
+            return KILLED
+        if self.code is None and self.signal is None:
+            return NOT_STARTED
+        return "" if self.code == 0 else CRASHED
 
 
 @dataclass(frozen=True)
@@ -85,6 +104,7 @@ class ReplicaStatus:
     pid: int | None = None
     exit: Exit | None = None
     note: str = ""  # what holds up a pending one, or is odd about a running one, in words
+    held_up: str = ""  # the kind of what holds up a pending one
 
 
 class Cluster(Protocol):

@@ -29,6 +29,7 @@ from elasticdl.core.events import (
     RecordLeftOut,
     ReplicaDropped,
     ReplicaGone,
+    ReplicaHeldUp,
     ReplicaJoined,
     ReplicaLeaving,
     ReplicaStarted,
@@ -93,7 +94,7 @@ class AllreduceJob(SavingJob):
                 return self.replicas.handle(event, now) + (self.membership.dropped(name, now) if silent else [])
             case ReplicaGone():
                 return self._gone(event, now)
-            case ReplicaStarted() | TimePassed():
+            case ReplicaStarted() | ReplicaHeldUp() | TimePassed():
                 return self._of_replicas(event, now) + self.membership.time_passed(now)
             case MasterStarted():
                 self.membership.master_started(now)

@@ -48,6 +48,17 @@ class ReplicaGone(Event):
     reason: str
     last_lines: tuple[str, ...] = ()
     at: float = 0.0  # when it ended; 0: not known
+    kind: str = ""  # what befell it, to be counted: preempted, evicted, deleted, crashed …
+
+
+@dataclass(frozen=True)
+class ReplicaHeldUp(Event):
+    """A replica that was launched does not run yet, and the cluster says why; without a note, nothing holds it up."""
+
+    name: str
+    uid: str
+    kind: str  # to be counted: unschedulable, image trouble …
+    note: str
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,7 @@ class MasterStarted(Event):
 
     running: tuple[tuple[str, str], ...] = ()
     ended: tuple[tuple[str, str], ...] = ()
+    waiting: tuple[str, ...] = ()  # of those that are there: who does not run yet
 
 
 # What the streams said.

@@ -21,6 +21,7 @@ from elasticdl.core.events import (
     MasterStarted,
     ReplicaDropped,
     ReplicaGone,
+    ReplicaHeldUp,
     ReplicaJoined,
     ReplicaLeaving,
     ReplicaStarted,
@@ -82,7 +83,7 @@ class Job(JobOfServers):
                 else:
                     out += self._hung(now)
                 return out
-            case ReplicaStarted() | ReplicaDropped() | WorkerCame():
+            case ReplicaStarted() | ReplicaHeldUp() | ReplicaDropped() | WorkerCame():
                 return self._of_replicas(event, now)
             case ServerHeld(server, number, counters, at, coming):
                 at_version = at if self.terms.plan.synchronous else None

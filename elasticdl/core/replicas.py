@@ -15,6 +15,7 @@ from elasticdl.core.events import (
     MasterStarted,
     ReplicaDropped,
     ReplicaGone,
+    ReplicaHeldUp,
     ReplicaJoined,
     ReplicaStarted,
     TimePassed,
@@ -64,6 +65,7 @@ class Replica:
     since: float = 0.0  # when the state was entered
     detail: str = ""
     cause: str = ""  # why it is being stopped
+    held_up: str = ""  # by what kind of trouble, before it runs
 
 
 @dataclass
@@ -90,6 +92,7 @@ class Replicas:
     replicas: dict[str, Replica] = field(default_factory=dict)
     next_index: dict[str, int] = field(default_factory=dict)
     losses: int = 0  # replicas lost and replaced
+    incidents: dict[str, int] = field(default_factory=dict)  # what befell replicas, by kind, as the cluster says
     lost_servers: list[str] = field(default_factory=list)  # those whose loss nobody has dealt with yet, with the reason
     not_to_be_had: list[str] = field(default_factory=list)  # the same of those that were on trial
     finished: bool = False  # the job is over: nobody is replaced
@@ -102,12 +105,15 @@ class Replicas:
     def handle(self, event: Event, now: float) -> list[Command]:
         out: list[Command] = []
         match event:
-            case MasterStarted(running, ended):
-                self._master_started(dict(running), dict(ended), now, out)
+            case MasterStarted(running, ended, waiting):
+                self._master_started(dict(running), dict(ended), waiting, now, out)
             case ReplicaStarted(name, uid):
                 self._started(name, uid, now)
             case ReplicaGone(name, uid, cause, reason, last_lines):
+                self._count(event)
                 self._gone(name, uid, cause, reason, last_lines, now, out)
+            case ReplicaHeldUp(name, uid, kind, note):
+                self._held_up(name, uid, kind, note)
             case ReplicaJoined(name, incarnation, address):
                 r = self.replicas.get(name)
                 if r is not None and self.admits(name, incarnation):
@@ -224,10 +230,29 @@ class Replicas:
         self.replicas[name] = Replica(name, "worker", index, len(self.slots) - 1, State.RUNNING, since=now)
         out.append(Announce(f"{name} came, started by hand"))
 
-    def _master_started(self, running: dict[str, str], ended: dict[str, str], now: float, out: list[Command]) -> None:
+    def _held_up(self, name: str, uid: str, kind: str, note: str) -> None:
+        r = self.replicas.get(name)
+        if r is None or r.state is not State.LAUNCHED or uid in self.slots[r.slot].past:
+            return
+        r.detail = note
+        if kind and kind != r.held_up:
+            self.incidents[kind] = self.incidents.get(kind, 0) + 1
+        r.held_up = kind
+
+    def _count(self, event: ReplicaGone) -> None:
+        """What befell a replica; one that we stop or sent away ends as we wanted."""
+        r = self.replicas.get(event.name)
+        if r is None or self.finished or not event.kind or not self.concerns(event.name, event.uid):
+            return
+        if r.state is not State.STOPPING and self.slots[r.slot].wanted:
+            self.incidents[event.kind] = self.incidents.get(event.kind, 0) + 1
+
+    def _master_started(
+        self, running: dict[str, str], ended: dict[str, str], waiting: tuple[str, ...], now: float, out: list[Command]
+    ) -> None:
         """Compare what the journal says with what is there."""
         for r in list(self.replicas.values()):
-            if r.state is State.GONE:
+            if r.state is State.GONE or (r.state is State.LAUNCHED and r.name in waiting):
                 continue
             if r.name in running:
                 self._started(r.name, running[r.name], now)

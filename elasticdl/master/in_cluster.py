@@ -1,4 +1,4 @@
-"""The master in a pod: takes the job's Lease, checks model and data, leads the job, and says on its pod how it ended."""
+"""The master in a pod: takes the job's Lease, checks model and data, leads the job, says on its pod how it ended."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Place:
 
 
 async def run(spec: JobSpec, replica: str) -> int:
-    """From the start of the pod to its exit code: 0 succeeded or stopped, 1 failed, 2 could not begin, 143 sent away."""
+    """From the pod's start to its exit code: 0 succeeded or stopped, 1 failed, 2 could not begin, 143 sent away."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -198,7 +198,7 @@ def _keeper_file() -> Path:
 
 
 async def _keep_keeper(cluster: KubernetesCluster, job_name: str) -> None:
-    """See that there is a keeper, for as long as the job runs. Without one it runs as well, until its master is lost."""
+    """See that there is a keeper for as long as the job runs. Without one it runs too, until its master is lost."""
     if not _keeper_file().exists():
         return
     request = ReplicaRequest(names.keeper_name(job_name), names.KEEPER, 0, ("python",), {})

@@ -19,7 +19,7 @@ from elasticdl.core.job import Job
 from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED
 from elasticdl.errors import Refused, Unreachable
 from elasticdl.job import loglines
-from elasticdl.job.names import KEEPER, MASTER, replica_name
+from elasticdl.job.names import KEEPER, MASTER
 from elasticdl.master.actions import Actions
 from elasticdl.master.brain import Brain, Effect, Send
 from elasticdl.master.by_hand import Hands
@@ -30,7 +30,6 @@ from elasticdl.master.status import Chronicle, phase, status
 from elasticdl.master.world_brain import WorldBrain
 from elasticdl.master.world_status import world_phase, world_status
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.usage import Meter
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +71,6 @@ class Master:
         )  # fmt: skip
         self.relay = Relay(job, self.streams.send) if isinstance(job, AllreduceJob) else None
         self._said_at = 0.0
-        self._meter = Meter()
-        self._usage: dict[str, pb.Usage] = {}  # of replicas
 
     def now(self) -> float:
         """The clock, which never runs back, not even over a restart."""
@@ -82,14 +79,8 @@ class Master:
 
     def status(self) -> pb.Status:
         if isinstance(self.job, AllreduceJob):
-            out = world_status(self.job, self.chronicle, self.now(), self._starts)
-        else:
-            out = status(self.job, self.chronicle, self.now(), self._starts)
-        here = {r.name for r in out.replicas if r.state != "gone"}
-        self._usage = {name: used for name, used in self._usage.items() if name in here}
-        for name, used in {replica_name(out.job, MASTER): self._meter.read(), **self._usage}.items():
-            out.usage[name].CopyFrom(used)
-        return out
+            return world_status(self.job, self.chronicle, self.now(), self._starts)
+        return status(self.job, self.chronicle, self.now(), self._starts)
 
     def _aside(self, replica: str, message: pb.FromReplica) -> bool:
         """What is dealt with at once, and is no event: it may come hundreds of times a second."""
@@ -100,8 +91,6 @@ class Master:
                 event = self.relay.pulse(replica, message.pulse, self.now())
                 if event is not None:
                     self._inbox.put_nowait(event)
-            case "usage":
-                self._usage[replica] = message.usage
             case "stack":
                 log.warning("%s stands here:\n%s", replica, message.stack.text)
             case _:
@@ -116,11 +105,12 @@ class Master:
         running = tuple((r.name, r.uid) for r in listed if r.phase is not ReplicaPhase.GONE)
         running += self.hands.running() if self.hands is not None else ()
         ended = tuple((r.name, r.uid) for r in listed if r.phase is ReplicaPhase.GONE)
+        waiting = tuple(r.name for r in listed if r.phase is ReplicaPhase.PENDING)
         # How they ended comes before who is missing: a crash must not be taken for a loss without a reason.
         exits = [event for event in map(_event_of, listed) if isinstance(event, e.ReplicaGone)]
         watch = asyncio.create_task(self._watch())
         try:
-            await self._decide([*exits, e.MasterStarted(running, ended)])
+            await self._decide([*exits, e.MasterStarted(running, ended, waiting)])
             while not self.job.outcome:
                 events = await self._next(watch)
                 await self._decide(events)
@@ -289,7 +279,9 @@ def _event_of(replica: ReplicaStatus) -> e.Event | None:
         return None
     if replica.phase is ReplicaPhase.RUNNING:
         return e.ReplicaStarted(replica.name, replica.uid)
+    if replica.phase is ReplicaPhase.PENDING:
+        return e.ReplicaHeldUp(replica.name, replica.uid, replica.held_up, replica.note)
     if replica.phase is ReplicaPhase.GONE and replica.exit is not None:
         end = replica.exit
-        return e.ReplicaGone(replica.name, replica.uid, cause_of(end), end.reason, end.last_lines, end.at)
+        return e.ReplicaGone(replica.name, replica.uid, cause_of(end), end.reason, end.last_lines, end.at, end.kind)
     return None

@@ -76,6 +76,7 @@ def status(job: Job, chronicle: Chronicle, now: float, master_starts: int) -> pb
         has_loss=job.loss is not None,
         records_per_second=chronicle.records_per_second(),
         losses=job.replicas.losses,
+        incidents=job.replicas.incidents,
         recovery_seconds=[r.seconds for r in job.recoveries if r.seconds is not None],
         bad_records=[b.name for b in shards.bad_records],
         started_at=chronicle.started_at,

@@ -43,6 +43,7 @@ def world_status(job: AllreduceJob, chronicle: Chronicle, now: float, master_sta
         has_loss=at.loss is not None,
         records_per_second=chronicle.records_per_second(),
         losses=job.replicas.losses,
+        incidents=job.replicas.incidents,
         recovery_seconds=[r.seconds for r in job.recoveries if r.seconds is not None],
         bad_records=[b.name for b in job.bad_records],
         started_at=chronicle.started_at,

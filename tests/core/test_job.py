@@ -443,6 +443,7 @@ def test_every_event_has_a_written_form() -> None:
         e.ServerHeld("a", 1, (("s", 2),), 3), e.ServerCut("a", 1), e.ServerWrote("a", 1, "p", "e"),
         e.ServerRestored("a", 2, "e"), e.CheckpointPublished(1, "d", "e"), e.StopRequested("why"), e.TimePassed(),
         e.WorkerUnfit("a", "why"), e.ScaleRequested("ps", 2), e.WorkerCame(1),
+        e.ReplicaHeldUp("a", "u", "unschedulable", "no room"),
         e.WorldConfirmed("a", 3, (2, 7)), e.WorldBroken("a", 3, 7, "why", ("b",), "d"),
         e.WorldFormed("a", 3, 0.1, 0.2, 5),
         e.StepsCommitted("a", 3, 8, 0.5), e.ModelEvaluated("a", 8, "{}"), e.ModelExported("a", "d", "e", "x"),

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from elasticdl.cluster.board import Board
-from elasticdl.cluster.kubernetes.reading import Pod, exit_of, note_of, phase_of
+from elasticdl.cluster.kubernetes.reading import Pod, exit_of, held_up_by, note_of, phase_of
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaStatus
 from elasticdl.job import names
 
@@ -89,7 +89,7 @@ class Ledger:
 
     async def _end(self, pod: Pod, status: ReplicaStatus, ran: bool, deleted: bool) -> None:
         exit = await self._investigate(pod, ran, deleted)
-        self._board.post(replace(status, phase=ReplicaPhase.GONE, exit=exit, note=""))
+        self._board.post(replace(status, phase=ReplicaPhase.GONE, exit=exit, note="", held_up=""))
 
     def _replaced(self, old: ReplicaStatus) -> None:
         self._past.add(old.uid)
@@ -98,7 +98,7 @@ class Ledger:
             task.cancel()
         if old.phase is not ReplicaPhase.GONE:
             end = exit_of(self._pods[old.name], ran=old.phase is ReplicaPhase.RUNNING)
-            self._board.post(replace(old, phase=ReplicaPhase.GONE, exit=end, note=""))
+            self._board.post(replace(old, phase=ReplicaPhase.GONE, exit=end, note="", held_up=""))
 
 
 def _status(pod: Pod, phase: ReplicaPhase) -> ReplicaStatus:
@@ -112,6 +112,7 @@ def _status(pod: Pod, phase: ReplicaPhase) -> ReplicaStatus:
         meta["uid"],
         phase,
         note=note_of(pod),
+        held_up=held_up_by(pod),
     )
 
 

@@ -8,7 +8,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from elasticdl.cluster.exits import Circumstances, judge
-from elasticdl.cluster.protocol import EXIT_OUT_OF_MEMORY, Exit, ReplicaPhase
+from elasticdl.cluster.protocol import (
+    CONTAINER_TROUBLE,
+    DELETED,
+    EVICTED,
+    EXIT_OUT_OF_MEMORY,
+    IMAGE_TROUBLE,
+    NODE_LOST,
+    PREEMPTED,
+    TURNED_AWAY,
+    UNSCHEDULABLE,
+    Exit,
+    ReplicaPhase,
+)
 from elasticdl.job import names
 
 Pod = dict[str, Any]
@@ -20,6 +32,16 @@ _ENDED = ("Succeeded", "Failed")
 _NOT_KEPT = "Kubernetes did not keep how it ended"
 
 # Why a container waits, in words. Kubernetes' own message follows.
+_IMAGE_REASONS = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "ImageInspectError",
+        "RegistryUnavailable",
+    }
+)
 _WAITING = {
     "ErrImagePull": "its image cannot be fetched",
     "ImagePullBackOff": "its image cannot be fetched",
@@ -32,26 +54,26 @@ _WAITING = {
     "RunContainerError": "its container cannot be started",
     "CrashLoopBackOff": "it ends again and again",
 }
-# Reasons of a whole pod with which a node turns it away or lets it go, through no fault of its own.
+# Reasons of a whole pod with which a node turns it away or lets it go, through no fault of its own; kind and words.
 _TAKEN = {
-    "Preempting": "removed by its node for a critical pod",
-    "NodeLost": "its node is lost",
-    "NodeShutdown": "its node shuts down",
-    "Shutdown": "its node shuts down",
-    "Terminated": "its node shuts down",
-    "NodeAffinity": "turned away by the node",
-    "UnexpectedAdmissionError": "turned away by the node",
+    "Preempting": (PREEMPTED, "removed by its node for a critical pod"),
+    "NodeLost": (NODE_LOST, "its node is lost"),
+    "NodeShutdown": (NODE_LOST, "its node shuts down"),
+    "Shutdown": (NODE_LOST, "its node shuts down"),
+    "Terminated": (NODE_LOST, "its node shuts down"),
+    "NodeAffinity": (TURNED_AWAY, "turned away by the node"),
+    "UnexpectedAdmissionError": (TURNED_AWAY, "turned away by the node"),
 }
 # Reasons of the condition DisruptionTarget (Kubernetes 1.26 and later), and of events (before).
 _DISRUPTIONS = {
-    "PreemptionByScheduler": "preempted by the scheduler",
-    "Preempted": "preempted by the scheduler",
-    "EvictionByEvictionAPI": "evicted",
-    "DeletionByTaintManager": "its node is lost",
-    "TaintManagerEviction": "its node is lost",
-    "NodeNotReady": "its node is lost",
-    "DeletionByPodGC": "its node is lost",
-    "TerminationByKubelet": "removed by its node",
+    "PreemptionByScheduler": (PREEMPTED, "preempted by the scheduler"),
+    "Preempted": (PREEMPTED, "preempted by the scheduler"),
+    "EvictionByEvictionAPI": (EVICTED, "evicted"),
+    "DeletionByTaintManager": (NODE_LOST, "its node is lost"),
+    "TaintManagerEviction": (NODE_LOST, "its node is lost"),
+    "NodeNotReady": (NODE_LOST, "its node is lost"),
+    "DeletionByPodGC": (NODE_LOST, "its node is lost"),
+    "TerminationByKubelet": (EVICTED, "removed by its node"),
 }
 EVENT_REASONS = frozenset({"Preempted", "TaintManagerEviction", "NodeNotReady"})
 
@@ -100,15 +122,29 @@ def note_of(pod: Pod) -> str:
     return ""
 
 
+def held_up_by(pod: Pod) -> str:
+    """The kind of what holds up a pending pod; empty when nothing does that would not pass by itself."""
+    status = pod.get("status", {})
+    if phase_of(pod) is not ReplicaPhase.PENDING or leaving(pod):
+        return ""
+    for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
+        reason = (container.get("state", {}).get("waiting") or {}).get("reason", "")
+        if reason in _WAITING:
+            return IMAGE_TROUBLE if reason in _IMAGE_REASONS else CONTAINER_TROUBLE
+    conditions = status.get("conditions", [])
+    unscheduled = any(c["type"] == "PodScheduled" and c["status"] == "False" for c in conditions)
+    return UNSCHEDULABLE if unscheduled else ""
+
+
 def exit_of(
     pod: Pod, last_lines: Sequence[str] = (), events: Sequence[dict[str, Any]] = (), *, ran: bool = False
 ) -> Exit:
     """How a pod ended that has ended, or is no longer there. `events` are its own; `ran`: it was seen running."""
     status, terminated = pod.get("status", {}), _terminated(pod)
     at = _seconds((terminated or {}).get("finishedAt"))
-    taken = _taken(pod, events)
+    kind, taken = _taken(pod, events)
     if terminated is None:
-        return _without_a_container(pod, taken, tuple(last_lines), ran)
+        return _without_a_container(pod, kind, taken, tuple(last_lines), ran)
     code, number = _code_and_signal(terminated)
     if terminated.get("reason") in ("ContainerCannotRun", "StartError"):
         why = f"could not be started: {terminated.get('message', '').strip()}"
@@ -125,10 +161,10 @@ def exit_of(
     reason = f"{taken} ({end.reason})" if taken else end.reason
     if status.get("reason") == "DeadlineExceeded":
         reason = _joined(reason, status.get("message"))
-    return Exit(end.code, end.signal, end.oom, reason, end.last_lines, at, taken=bool(taken))
+    return Exit(end.code, end.signal, end.oom, reason, end.last_lines, at, taken=kind)
 
 
-def _without_a_container(pod: Pod, taken: str, last_lines: tuple[str, ...], ran: bool) -> Exit:
+def _without_a_container(pod: Pod, kind: str, taken: str, last_lines: tuple[str, ...], ran: bool) -> Exit:
     """No word of how the container ended: there was none, or the kubelet (before 1.22) forgot it with the pod."""
     status = pod.get("status", {})
     ending = pod["metadata"].get("annotations", {}).get(names.ANNOTATION_ENDING)
@@ -140,28 +176,31 @@ def _without_a_container(pod: Pod, taken: str, last_lines: tuple[str, ...], ran:
         why = _joined(status["reason"], status.get("message"))
     else:
         why = _NOT_KEPT
-    by_us = ending is not None and leaving(pod)
-    return Exit(None, None, oom=False, reason=why, last_lines=last_lines, taken=bool(taken) or by_us)
+    by_us = str(ending) if ending is not None and leaving(pod) else ""
+    return Exit(None, None, oom=False, reason=why, last_lines=last_lines, taken=kind or by_us)
 
 
-def _taken(pod: Pod, events: Sequence[dict[str, Any]]) -> str:
-    """Who took the pod away, in words; empty when nobody did, or we."""
+def _taken(pod: Pod, events: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """Who took the pod away, as kind and in words; empty when nobody did, or we."""
     status = pod.get("status", {})
     reason, message = status.get("reason", ""), status.get("message", "")
     if reason == "Evicted" and message.startswith("The node"):  # else for using more storage than it may
-        return _joined("evicted", message)
+        return EVICTED, _joined("evicted", message)
     if reason in _TAKEN or reason.startswith(("OutOf", "Outof")):
-        return _joined(_TAKEN.get(reason, "turned away by the node"), _joined(reason, message))
+        kind, words = _TAKEN.get(reason, (TURNED_AWAY, "turned away by the node"))
+        return kind, _joined(words, _joined(reason, message))
     for condition in status.get("conditions", []):
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             cause = condition.get("reason", "")
-            return _joined(_DISRUPTIONS.get(cause, cause), condition.get("message"))
+            kind, words = _DISRUPTIONS.get(cause, (DELETED, cause))
+            return kind, _joined(words, condition.get("message"))
     if not leaving(pod) or names.ANNOTATION_ENDING in pod["metadata"].get("annotations", {}):
-        return ""
+        return "", ""
     for event in events:
         if event.get("reason") in EVENT_REASONS:
-            return _joined(_DISRUPTIONS[event["reason"]], event.get("message"))
-    return "deleted"
+            kind, words = _DISRUPTIONS[event["reason"]]
+            return kind, _joined(words, event.get("message"))
+    return DELETED, "deleted"
 
 
 def _terminated(pod: Pod) -> dict[str, Any] | None:
