@@ -37,7 +37,6 @@ ENV_STATE_DIR = "ELASTICDL_STATE_DIR"  # where local jobs are kept
 ENV_LAUNCHER = "ELASTICDL_LAUNCHER"  # path of the launcher's socket
 ENV_TLS_CERT = "ELASTICDL_TLS_CERT"  # the job's own certificate, as PEM; absent where the control plane is plaintext
 ENV_TLS_KEY = "ELASTICDL_TLS_KEY"  # its key, as PEM: of the master only
-ENV_JOB_UID = "ELASTICDL_JOB_UID"  # one submission of a job in a cluster, whatever its name: the ConfigMap's uid
 
 LABEL_APP = "app"
 LABEL_JOB = "elasticdl-job-name"

@@ -18,6 +18,7 @@ from typing import Any
 
 from elasticdl.cluster.kubernetes import credentials
 from elasticdl.cluster.kubernetes.api import PASSING, ApiRefused, KubernetesApi, Pauses
+from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.cluster.kubernetes.objects import Object, owned
 from elasticdl.cluster.kubernetes.reading import CONTAINER, Pod, exit_of, leaving, phase_of
 from elasticdl.cluster.kubernetes.submission import MERGE, find, folder, remove_config
@@ -118,8 +119,7 @@ class Keeper:
         if config is None or leaving(config) or config["metadata"]["uid"] != uid:
             log.info("The job %s is being removed; its master stays away.", self.job)
             return False
-        by = {"apiVersion": "v1", "kind": "ConfigMap", "name": config["metadata"]["name"], "uid": uid}
-        pod = owned(json.loads(config["data"][names.MASTER_KEY]), by)
+        pod = owned(json.loads(config["data"][names.MASTER_KEY]), self._owner(uid))
         marks = {**pod["metadata"].get("annotations", {}), names.ANNOTATION_CRASHES: str(self.crashes)}
         pod["metadata"] = {**pod["metadata"], "annotations": marks}
         try:
@@ -149,8 +149,17 @@ class Keeper:
                 pod, "MasterFailed", f"The master failed ({end.reason}); starting it again in {pause:g} s."
             )
             await asyncio.sleep(pause)
+        await self._release(pod, uid)
         await self._remove(pod)
         return await self._make(uid)
+
+    def _owner(self, uid: str) -> dict[str, str]:
+        return {"apiVersion": "v1", "kind": "ConfigMap", "name": names.config_name(self.job), "uid": uid}
+
+    async def _release(self, pod: Pod, uid: str) -> None:
+        """Give back the job's Lease for a master that cannot any more: its container has ended, so nobody holds it."""
+        holder = pod["metadata"]["uid"]
+        await Lease(self.api, self.namespace, self.job, holder, self._owner(uid)).release()
 
     async def _give_up(self, pod: Pod, end: Exit) -> None:
         reason = "\n".join([f"the master failed {self.crashes} times: {end.reason}", *end.last_lines])

@@ -14,7 +14,7 @@ from typing import Any
 
 from elasticdl.cluster.kubernetes import overlay
 from elasticdl.cluster.kubernetes.pods import PodMaker
-from elasticdl.cluster.kubernetes.reading import CONTAINER, Pod
+from elasticdl.cluster.kubernetes.reading import Pod
 from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
@@ -91,16 +91,8 @@ def owner(spec: JobSpec, uid: str) -> dict[str, str]:
 
 
 def owned(thing: Object, by: Mapping[str, str]) -> Object:
-    """The object as one of this owner's. A pod is told its uid, which tells one submission of a name from the next."""
-    found = {**thing, "metadata": {**thing["metadata"], "ownerReferences": [dict(by)]}}
-    if thing["kind"] == "Pod":
-        told = {"name": names.ENV_JOB_UID, "value": by["uid"]}
-        containers = [
-            {**c, "env": [*c.get("env", []), told]} if c["name"] == CONTAINER else c
-            for c in thing["spec"]["containers"]
-        ]
-        found["spec"] = {**thing["spec"], "containers": containers}
-    return found
+    """The object as one of this owner's."""
+    return {**thing, "metadata": {**thing["metadata"], "ownerReferences": [dict(by)]}}
 
 
 def _object(job: JobSpec, version: str, kind: str, name: str, **content: Any) -> Object:

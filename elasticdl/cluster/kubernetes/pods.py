@@ -106,8 +106,6 @@ class PodMaker:
                 env.append({"name": key, "valueFrom": {"secretKeyRef": {"name": self.secret, "key": key}}})
             else:
                 env.append({"name": key, "value": escaped(value)})
-        if self.owner is not None:
-            env.append({"name": names.ENV_JOB_UID, "value": self.owner["uid"]})
         env.append({"name": names.ENV_POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
         defaults = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
         return [*env, *({"name": k, "value": v} for k, v in defaults.items() if k not in request.env)]

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
+from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.objects import Object, job_objects, owned, owner
 from elasticdl.cluster.kubernetes.reading import Pod, leaving, phase_of
 from elasticdl.cluster.protocol import ReplicaPhase
@@ -26,10 +26,9 @@ PLACES = {
     "Service": ("/api/v1", "services"),
     "Pod": ("/api/v1", "pods"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
-    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
 }
 WITHDRAW_SECONDS = 10.0
-ROOM_SECONDS = 60.0  # for the pods of an earlier job to go
+ROOM_SECONDS = 60.0  # for what an earlier job left to go
 MERGE = "application/merge-patch+json"
 
 
@@ -78,7 +77,7 @@ async def submit(
             if thing is objects.master and master_exists:
                 path = f"{folder('Pod', namespace)}/{thing['metadata']['name']}"
                 await api.call("PATCH", path, body={"metadata": {"ownerReferences": [by]}}, content_type=MERGE)
-            elif thing is objects.network_policy and master_exists:
+            elif thing is objects.network_policy:
                 await _make_if_allowed(api, owned(thing, by), mark, tell)
             else:
                 await _make(api, owned(thing, by), mark)
@@ -89,19 +88,37 @@ async def submit(
 
 
 async def _make(api: KubernetesApi, thing: Object, mark: str) -> Object:
-    meta = thing["metadata"]
+    """Make an object; what an earlier job of this name left behind goes by and by, and is waited for."""
+    meta, loop, pauses = thing["metadata"], asyncio.get_running_loop(), Pauses()
     annotations = {**meta.get("annotations", {}), names.ANNOTATION_LAUNCH: mark}
     body = {**thing, "metadata": {**meta, "annotations": annotations}}
+    deadline = loop.time() + ROOM_SECONDS
+    while True:
+        try:
+            return await api.call("POST", folder(thing["kind"], meta["namespace"]), body=body)
+        except ApiRefused as refusal:
+            if refusal.reason != "AlreadyExists":
+                raise
+            there = await _look(api, thing)
+            if there is not None and there["metadata"].get("annotations", {}).get(names.ANNOTATION_LAUNCH) == mark:
+                return there  # the answer to the first attempt was lost
+            job, namespace = str(meta["labels"][names.LABEL_JOB]), str(meta["namespace"])
+            if thing["kind"] == "ConfigMap":
+                raise UsageError([in_use(job, namespace)]) from refusal
+            if loop.time() > deadline:
+                what = f"the {thing['kind']} {meta['name']} of an earlier job is still there"
+                remedy = f"Remove it: kubectl delete -n {namespace} {thing['kind'].lower()} {meta['name']}."
+                raise UsageError([Problem("--job_name", job, what, remedy)]) from refusal
+        await asyncio.sleep(pauses.next())
+
+
+async def _look(api: KubernetesApi, thing: Object) -> Object | None:
+    """What is there under its name; a service account that submits may not look at Secrets."""
     try:
-        return await api.call("POST", folder(thing["kind"], meta["namespace"]), body=body)
+        return await find(api, thing["kind"], thing["metadata"]["namespace"], thing["metadata"]["name"])
     except ApiRefused as refusal:
-        if refusal.reason != "AlreadyExists":
-            raise
-        there = await find(api, thing["kind"], meta["namespace"], meta["name"])
-        if there is not None and there["metadata"].get("annotations", {}).get(names.ANNOTATION_LAUNCH) == mark:
-            return there  # the answer to the first attempt was lost
-        if thing["kind"] == "ConfigMap":
-            raise UsageError([in_use(str(meta["labels"][names.LABEL_JOB]), str(meta["namespace"]))]) from refusal
+        if refusal.code == 403:
+            return None
         raise
 
 
@@ -111,7 +128,7 @@ async def _make_if_allowed(api: KubernetesApi, thing: Object, mark: str, tell: C
     except ApiRefused as refusal:
         if refusal.code != 403:
             raise
-        tell(f"Any pod of the cluster can reach those of this job, since its NetworkPolicy was not made: {refusal}")
+        tell(f"Warning: any pod of the cluster can reach those of this job, since no NetworkPolicy was made: {refusal}")
 
 
 async def _withdraw(api: KubernetesApi, namespace: str, by: Mapping[str, str]) -> None:
@@ -142,7 +159,7 @@ async def remove_config(
 
 
 async def make_room(api: KubernetesApi, spec: JobSpec, tell: Callable[[str], None] = log.info) -> None:
-    """Remove what an earlier job of this name left behind; raises UsageError when it is still running."""
+    """Remove the pods that an earlier job of this name left; raises UsageError when it is still running."""
     namespace, job = str(spec.namespace), str(spec.job_name)
     problem = await name_taken(api, spec)
     if problem is not None:
@@ -151,15 +168,7 @@ async def make_room(api: KubernetesApi, spec: JobSpec, tell: Callable[[str], Non
     for pod in pods["items"]:
         if pod["metadata"]["labels"].get(names.LABEL_TYPE) == names.MASTER:
             tell(f"An earlier job {job} {_outcome(pod)}; its master's pod, which held its log, is removed.")
-        await _delete(api, "Pod", namespace, pod)
-    for kind in ("Secret", "NetworkPolicy", "Lease", "Service"):
-        name = names.service_name(job) if kind == "Service" else names.config_name(job)
-        left = await find(api, kind, namespace, name)
-        if left is not None:
-            if left["metadata"].get("labels", {}).get(names.LABEL_JOB) != job:
-                what = f"the {kind} {name} is there and belongs to no job of this name"
-                raise UsageError([Problem("--job_name", job, what, "Choose another name, or remove it.")])
-            await _delete(api, kind, namespace, left)
+        await _delete(api, namespace, pod)
     if pods["items"]:
         await _until_no_pods(api, namespace, job)
 
@@ -201,10 +210,10 @@ async def _pods(api: KubernetesApi, namespace: str, job: str) -> dict[str, Any]:
     return await api.call("GET", folder("Pod", namespace), params=_selector(job))
 
 
-async def _delete(api: KubernetesApi, kind: str, namespace: str, thing: Object) -> None:
-    meta = thing["metadata"]
+async def _delete(api: KubernetesApi, namespace: str, pod: Pod) -> None:
+    meta = pod["metadata"]
     try:
-        await api.call("DELETE", f"{folder(kind, namespace)}/{meta['name']}", body=_deletion(meta["uid"]))
+        await api.call("DELETE", f"{folder('Pod', namespace)}/{meta['name']}", body=_deletion(meta["uid"]))
     except ApiRefused as refusal:
         if refusal.code not in (404, 409):
             raise

@@ -68,7 +68,7 @@ async def _adopted(spec: JobSpec) -> tuple[dict[str, str], dict[str, str]]:
     name = names.config_name(job)
     api = KubernetesApi(credentials.find())
     try:
-        uid = await submit(api, spec, secrets_of(spec), master_exists=True, tell=lambda line: print(line, flush=True))
+        await submit(api, spec, secrets_of(spec), master_exists=True, tell=lambda line: print(line, flush=True))
         # Read back: after a restart of the container they were there already.
         config, secret = await find(api, "ConfigMap", namespace, name), await find(api, "Secret", namespace, name)
     except ApiRefused as refusal:
@@ -83,7 +83,6 @@ async def _adopted(spec: JobSpec) -> tuple[dict[str, str], dict[str, str]]:
     environment = {key: base64.b64decode(value).decode() for key, value in secret["data"].items()} | {
         names.ENV_REPLICA: names.replica_name(job, names.MASTER),
         names.ENV_MASTER_ADDR: names.master_address(job, namespace),
-        names.ENV_JOB_UID: uid,
     }
     return config["data"], environment
 
