@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster import ReplicaPhase
-from elasticdl.cluster.kubernetes.reading import exit_of, note_of, phase_of
+from elasticdl.cluster.kubernetes.reading import exit_of, held_up_by, note_of, phase_of
 
 
 def pod(phase: str, state: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -145,3 +145,56 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
 )  # fmt: skip
 def test_what_holds_a_pod_up_is_told_in_words(account: dict[str, Any], note: str) -> None:
     assert note_of(account) == note
+
+
+def disrupted(reason: str) -> dict[str, Any]:
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "why"}
+    return ended(143, meta=DELETED, status={"conditions": [condition]})
+
+
+@pytest.mark.parametrize(
+    ("account", "kind"),
+    [
+        (ended(0, "Completed"), ""),
+        (ended(1), "crashed"),
+        (ended(139), "crashed"),
+        (ended(137), "killed"),
+        (ended(137, "OOMKilled"), "out of memory"),
+        (ended(143, meta=DELETED), "deleted"),
+        (ended(143, meta=STOPPED), "killed"),
+        (pod("Pending", meta=STOPPED), "stopped"),
+        (disrupted("PreemptionByScheduler"), "preempted"),
+        (disrupted("EvictionByEvictionAPI"), "evicted"),
+        (disrupted("DeletionByTaintManager"), "node lost"),
+        (pod("Failed", status={"reason": "Evicted", "message": "The node was low on resource: memory."}), "evicted"),
+        (pod("Failed", status={"reason": "NodeShutdown", "message": "…"}), "node lost"),
+        (pod("Failed", status={"reason": "OutOfcpu", "message": "…"}), "turned away"),
+        (pod("Failed", {"terminated": {"exitCode": 128, "reason": "ContainerCannotRun"}}), "not started"),
+    ],
+)
+def test_what_befell_a_pod_has_one_kind(account: dict[str, Any], kind: str) -> None:
+    assert exit_of(account).kind == kind
+
+
+def test_a_preemption_that_only_an_event_tells_of_has_its_kind_too() -> None:
+    assert exit_of(ended(143, meta=DELETED), events=[{"reason": "Preempted", "message": "by a/b"}]).kind == "preempted"
+
+
+@pytest.mark.parametrize(
+    ("account", "kind"),
+    [
+        (pod("Pending"), ""),
+        (pod("Pending", {"waiting": {"reason": "ContainerCreating"}}), ""),
+        (pod("Pending", {"waiting": {"reason": "ImagePullBackOff"}}), "image trouble"),
+        (pod("Pending", {"waiting": {"reason": "ErrImageNeverPull"}}), "image trouble"),
+        (pod("Pending", {"waiting": {"reason": "CreateContainerConfigError"}}), "container trouble"),
+        (
+            pod("Pending", status={"conditions": [{"type": "PodScheduled", "status": "False"}]}),
+            "unschedulable",
+        ),
+        (pod("Running", {"running": {}}), ""),
+        (pod("Pending", {"waiting": {"reason": "ImagePullBackOff"}}, meta=DELETED), ""),
+    ],
+)
+def test_what_holds_a_pod_up_has_one_kind(account: dict[str, Any], kind: str) -> None:
+    assert held_up_by(account) == kind

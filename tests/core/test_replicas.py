@@ -345,3 +345,47 @@ def test_who_is_at_work_is_sent_away_last() -> None:
     check_replicas(house.replicas)
     again = house.replicas.resize("worker", 2, house.now)
     assert launched(again) == [], "the place is still taken by the one that was sent away"
+
+
+def test_who_still_waits_for_room_when_the_master_returns_is_not_taken_for_one_that_runs() -> None:
+    house = House(workers=1, start_seconds=10.0, crashes=0)
+    uid = "uid-worker-0"
+    house.hear(e.ReplicaHeldUp(name("worker", 0), uid, "unschedulable", "unschedulable: no room"))
+    assert house.hear(e.MasterStarted(((name("worker", 0), uid),), waiting=(name("worker", 0),))) == []
+    assert house.hear(e.TimePassed(), after=1000.0) == [], "it may wait for as long as it takes"
+    house.start("worker", 0)
+    assert house.replicas.replicas[name("worker", 0)].state is State.JOINED
+
+
+def test_what_holds_a_replica_up_is_shown_until_it_runs_and_counted_once() -> None:
+    house = House(workers=1)
+    held = e.ReplicaHeldUp(name("worker", 0), "uid-worker-0", "unschedulable", "unschedulable: 0/1 nodes")
+    house.hear(held)
+    house.hear(e.ReplicaHeldUp(name("worker", 0), "uid-worker-0", "unschedulable", "unschedulable: 0/2 nodes"))
+    replica = house.replicas.replicas[name("worker", 0)]
+    assert (replica.detail, house.replicas.incidents) == ("unschedulable: 0/2 nodes", {"unschedulable": 1})
+    house.hear(e.ReplicaHeldUp(name("worker", 0), "uid-worker-0", "image trouble", "its image cannot be fetched"))
+    house.start("worker", 0)
+    assert (replica.detail, house.replicas.incidents) == ("", {"unschedulable": 1, "image trouble": 1})
+    house.hear(held)
+    assert replica.detail == "", "old news of one that runs"
+
+
+def test_what_befalls_replicas_is_counted_by_kind_and_what_the_master_wants_is_not() -> None:
+    house = House(workers=3, crashes=9)
+
+    def gone(index: int, cause: str, kind: str) -> None:
+        house.start("worker", index)
+        uid = f"uid-worker-{index}"
+        for _ in range(2):  # said twice
+            house.hear(e.ReplicaGone(name("worker", index), uid, cause, "why", kind=kind))
+        house.hear(e.TimePassed(), after=60.0)
+
+    for index, (cause, kind) in enumerate(
+        [(PREEMPTED, "preempted"), (PREEMPTED, "deleted"), (PREEMPTED, "preempted"), (CRASHED, "crashed")]
+    ):
+        gone(index, cause, kind)
+    house.start("worker", 4)
+    house.replicas.resize("worker", 0, house.now)
+    house.hear(e.ReplicaGone(name("worker", 4), "uid-worker-4", PREEMPTED, "stopped", kind="stopped"))
+    assert house.replicas.incidents == {"preempted": 2, "deleted": 1, "crashed": 1}

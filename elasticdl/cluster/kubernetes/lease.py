@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 # How long an API server may be away before the master ends, and before another one may take its place.
 LEASE_SECONDS, GIVE_UP_SECONDS, RENEW_SECONDS = 40, 30.0, 5.0
-RELEASE_SECONDS = 5.0
+LOOK_SECONDS, RELEASE_SECONDS = 1.0, 5.0
 
 
 class Lease:
@@ -59,7 +59,7 @@ class Lease:
                     log.info("Waiting for the lease of %s, which another master holds or held", self._name)
                 left = since + there["spec"].get("leaseDurationSeconds", self._lease_seconds) - loop.time()
                 if left > 0:
-                    await self._changed_within(left, there)
+                    await asyncio.sleep(min(LOOK_SECONDS, left))  # a watch would need another permission
                     continue
                 log.info("The lease ran out: the other master did not renew it")
             self._taken = _now()
@@ -135,22 +135,6 @@ class Lease:
             if refusal.code == 404:
                 return None
             raise
-
-    async def _changed_within(self, seconds: float, there: Mapping[str, Any]) -> None:
-        """Until the lease changes, or so long."""
-        params = {
-            "fieldSelector": f"metadata.name={self._name}",
-            "resourceVersion": str(there["metadata"]["resourceVersion"]),
-        }
-        with contextlib.suppress(ApiRefused, Unreachable, TimeoutError):
-            async with asyncio.timeout(seconds):
-                watch = self._api.watch(self._home, params, seconds=seconds + 1)
-                async with contextlib.aclosing(watch) as changes:
-                    async for kind, _ in changes:
-                        if kind != "BOOKMARK":
-                            return
-                return
-        await asyncio.sleep(min(1.0, seconds))  # no watch: a look in a while
 
     def _ours(self, there: Mapping[str, Any]) -> bool:
         """Whether it is of this submission of the job: one that ended leaves its lease to the garbage collector."""
