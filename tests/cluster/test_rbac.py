@@ -16,11 +16,17 @@ from elasticdl.cluster import ReplicaPhase, ReplicaRequest
 from elasticdl.cluster.kubernetes import credentials
 from elasticdl.cluster.kubernetes.api import KubernetesApi
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
+from elasticdl.cluster.kubernetes.keeper import Keeper
+from elasticdl.cluster.kubernetes.lease import Lease
+from elasticdl.cluster.kubernetes.submission import find, remove_config, submit
 from elasticdl.errors import Refused
+from elasticdl.job.resolve import resolve
+from elasticdl.job.spec import JobSpec
 
 from .hearing import hear, hear_end
 from .kubernetes_stage import (
     CONTEXT,
+    IMAGE,
     JOB,
     MANIFESTS,
     KubernetesStage,
@@ -36,6 +42,11 @@ pytestmark = pytest.mark.kubernetes
 
 Run = Callable[..., None]
 ACCOUNT, ROLE, BINDING = yaml.safe_load_all((MANIFESTS / "elasticdl-rbac.yaml").read_text())
+BESIDES_REPLICAS = {
+    *(("configmaps", verb) for verb in ("get", "create", "delete")),
+    *(("leases", verb) for verb in ("get", "create", "update")),
+    ("services", "create"), ("secrets", "create"), ("secrets", "get"), ("events", "create"),
+}  # fmt: skip
 GRANTS = [(resource, verb) for rule in ROLE["rules"] for resource in rule["resources"] for verb in rule["verbs"]]
 
 
@@ -62,9 +73,31 @@ def namespace() -> Iterator[str]:
         yield name
 
 
-def cluster_as(account: str, namespace: str) -> KubernetesCluster:
+def api_as(account: str, namespace: str) -> KubernetesApi:
     found = credentials.find(CONTEXT, prefer_file=CONTEXT is not None)
-    return KubernetesCluster(KubernetesApi(as_account(found, namespace, account)), namespace, JOB, pod_of)
+    return KubernetesApi(as_account(found, namespace, account))
+
+
+def cluster_as(account: str, namespace: str) -> KubernetesCluster:
+    return KubernetesCluster(api_as(account, namespace), namespace, JOB, pod_of)
+
+
+def job(name: str, namespace: str) -> JobSpec:
+    values = {
+        "job_name": name,
+        "image_name": IMAGE,
+        "model_def": "a.b.c",
+        "training_data": "/d",
+        "namespace": namespace,
+    }
+    return resolve(JobSpec.model_validate(values)).require()
+
+
+def config_of(name: str, namespace: str) -> dict[str, str]:
+    """A job's ConfigMap, as an owner."""
+    kubectl("create", "configmap", f"elasticdl-{name}", namespace=namespace)
+    uid = kubectl("get", "configmap", f"elasticdl-{name}", "-o", "jsonpath={.metadata.uid}", namespace=namespace)
+    return {"apiVersion": "v1", "kind": "ConfigMap", "name": f"elasticdl-{name}", "uid": uid}
 
 
 def crash(name: str) -> ReplicaRequest:
@@ -149,7 +182,7 @@ def test_nothing_of_the_manifest_can_be_dropped(run: Run, namespace: str, resour
                 crashed = (await hear_end(cluster, name)).exit
                 assert crashed is not None
                 assert crashed.last_lines == ()
-            case "events", _:
+            case "events", "list":
                 await cluster.launch(admin.request(name))
                 await hear(cluster, name, ReplicaPhase.RUNNING)
                 say_preempted(name, namespace)
@@ -160,7 +193,52 @@ def test_nothing_of_the_manifest_can_be_dropped(run: Run, namespace: str, resour
             case _:
                 pytest.fail(f"no test for {verb} of {resource}")
 
-    run(story(), 90)
+    run(attempt_as_submitter(name, namespace, resource, verb) if (resource, verb) in BESIDES_REPLICAS else story(), 90)
+
+
+async def attempt_as_submitter(name: str, namespace: str, resource: str, verb: str) -> None:
+    """What master, keeper and a submission from inside do besides replicas, with an account that lacks one verb."""
+    refused = pytest.raises(Refused, match=f'cannot {verb} resource "{resource}"')
+    api, admin = (
+        api_as(f"no-{name}", namespace),
+        KubernetesApi(credentials.find(CONTEXT, prefer_file=CONTEXT is not None)),
+    )
+    try:
+        match resource, verb:
+            case (("configmaps" | "secrets" | "services"), "create"):
+                spec = job(name, namespace)
+                with refused:
+                    await submit(api, spec, {"ELASTICDL_TOKEN": "t"})
+            case "secrets", "get":
+                with refused:
+                    await find(api, "Secret", namespace, "elasticdl-any")
+            case "configmaps", "get":
+                with refused:
+                    await Keeper(api, namespace, name).run()
+            case "configmaps", "delete":
+                owner = config_of(name, namespace)
+                with refused:
+                    await remove_config(api, namespace, owner["name"], owner["uid"])
+            case "leases", _:
+                owner = config_of(name, namespace)
+                if verb == "update":
+                    await Lease(admin, namespace, name, "me", owner).acquire()
+                with refused:
+                    await Lease(api, namespace, name, "me", owner).acquire()
+            case "events", "create":
+                pod = {"metadata": {"name": name, "uid": "7"}}
+                for client, heard in ((api, ""), (admin, "MasterLost")):
+                    await Keeper(client, namespace, name).tell(pod, "MasterLost", "it was killed")
+                    words = (
+                        "events",
+                        f"--field-selector=involvedObject.name={name}",
+                        "-o",
+                        "jsonpath={.items[*].reason}",
+                    )
+                    assert kubectl("get", *words, namespace=namespace) == heard
+    finally:
+        await api.close()
+        await admin.close()
 
 
 def test_a_master_in_a_pod_is_known_by_its_token_and_keeps_up_with_its_replacement(

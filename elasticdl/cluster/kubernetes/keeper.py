@@ -128,7 +128,7 @@ class Keeper:
             if refusal.reason != "AlreadyExists":
                 raise
         else:
-            await self._tell(made, "MasterStarted", "The master is started again.")
+            await self.tell(made, "MasterStarted", "The master is started again.")
         return True
 
     async def _ended(self, pod: Pod, uid: str) -> bool:
@@ -137,7 +137,7 @@ class Keeper:
         for line in end.last_lines:
             log.info("master: %s", line)
         if end.from_outside:
-            await self._tell(pod, "MasterLost", f"The master was {end.reason}; starting it again.")
+            await self.tell(pod, "MasterLost", f"The master was {end.reason}; starting it again.")
         else:
             self.crashes += 1
             if self.crashes > len(BACKOFF_SECONDS):
@@ -145,9 +145,7 @@ class Keeper:
                 await self._finish(pod, uid)
                 return False
             pause = BACKOFF_SECONDS[self.crashes - 1]
-            await self._tell(
-                pod, "MasterFailed", f"The master failed ({end.reason}); starting it again in {pause:g} s."
-            )
+            await self.tell(pod, "MasterFailed", f"The master failed ({end.reason}); starting it again in {pause:g} s.")
             await asyncio.sleep(pause)
         await self._release(pod, uid)
         await self._remove(pod)
@@ -166,7 +164,7 @@ class Keeper:
         result = {"outcome": "failed", "reason": reason, "exit_code": 1, "status": {}}
         body = {"metadata": {"annotations": {names.ANNOTATION_RESULT: json.dumps(result)}}}
         await self.api.call("PATCH", f"{self._pods}/{self.master}", body=body, content_type=MERGE)
-        await self._tell(pod, "JobFailed", f"The master failed {self.crashes} times: {end.reason}.")
+        await self.tell(pod, "JobFailed", f"The master failed {self.crashes} times: {end.reason}.")
 
     async def _finish(self, pod: Pod, uid: str) -> None:
         """Leave nothing but the master's pod, with its log and its result."""
@@ -200,7 +198,7 @@ class Keeper:
             return (await self.api.text("GET", path, params=params, deadline_seconds=5.0)).splitlines()
         return []
 
-    async def _tell(self, pod: Pod, reason: str, message: str) -> None:
+    async def tell(self, pod: Pod, reason: str, message: str) -> None:
         """In the log, and as an event of the master's pod: `kubectl describe` shows it."""
         log.warning("%s", message)
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,352 @@
+"""Submitting a job to a real cluster: its objects, all or none; what the API server says before; and the keeper.
+
+The job's pods run little shell scripts here, put there by an overlay: what becomes of the job is seen from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elasticdl.cli.main import main
+from elasticdl.cli.submit import secrets_of
+from elasticdl.cluster.kubernetes import credentials
+from elasticdl.cluster.kubernetes.api import KubernetesApi
+from elasticdl.cluster.kubernetes.keeper import Keeper
+from elasticdl.cluster.kubernetes.lease import Lease
+from elasticdl.cluster.kubernetes.preflight import preflight
+from elasticdl.cluster.kubernetes.submission import submit
+from elasticdl.errors import Refused, UsageError
+from elasticdl.job import names
+from elasticdl.job.resolve import resolve
+from elasticdl.job.spec import JobSpec
+from tests.cluster.kubernetes_stage import (
+    CONTEXT,
+    IMAGE,
+    MANIFESTS,
+    PULL,
+    as_account,
+    grant,
+    kubectl,
+    own_namespace,
+    require_cluster,
+)
+
+pytestmark = pytest.mark.kubernetes
+
+MASTER = "elasticdl-j-master"
+KINDS = "configmaps,secrets,services,networkpolicies,leases,pods"
+# What masters do here. The result of one that ends is put on its pod by the test.
+ENDS = "echo Evaluation metrics; until [ -e /tmp/end ]; do sleep 0.1; done"
+WAITS, CRASHES = "trap 'exit 143' TERM; sleep 600 & wait", "echo last words; exit 3"
+OVERLAY = """
+SCRIPTS = {{"master": {script!r}, "keeper": "sleep 600"}}
+
+def with_pod(pod):
+    script = SCRIPTS.get(pod["metadata"]["labels"]["elasticdl-replica-type"], "sleep 600")
+    main = pod["spec"]["containers"][0]
+    main["command"] = ["sh", "-c", script]
+    main["resources"] = {{"requests": {{"cpu": "10m", "memory": "16Mi"}}}}
+    {more}
+"""
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[str]:
+    require_cluster()
+    with own_namespace() as name:
+        objects = list(yaml.safe_load_all((MANIFESTS / "elasticdl-rbac.yaml").read_text()))
+        grant(objects, name, names.SERVICE_ACCOUNT)
+        yield name
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(namespace: str) -> Iterator[None]:
+    yield
+    kubectl("delete", KINDS, "-l", "app=elasticdl", "--grace-period=0", "--force", namespace=namespace, fails=True)
+
+
+@pytest.fixture
+def make(namespace: str, tmp_path: Path) -> Callable[..., JobSpec]:
+    def made(script: str = WAITS, more: str = "pass", **values: Any) -> JobSpec:
+        (tmp_path / "overlay.py").write_text(OVERLAY.format(script=script, more=more))
+        given = {
+            "job_name": "j", "image_name": IMAGE, "image_pull_policy": PULL, "model_def": "a.b.c",
+            "training_data": "/data", "namespace": namespace, "cluster_spec": str(tmp_path / "overlay.py"),
+        }  # fmt: skip
+        return resolve(JobSpec.model_validate({**given, **values})).require()
+
+    return made
+
+
+Make = Callable[..., JobSpec]
+
+
+@contextlib.asynccontextmanager
+async def reach(account: str | None = None, namespace: str = "") -> AsyncIterator[KubernetesApi]:
+    """The API server as ourselves, or as a service account."""
+    found = credentials.find(CONTEXT, prefer_file=CONTEXT is not None)
+    api = KubernetesApi(found if account is None else as_account(found, namespace, account))
+    try:
+        yield api
+    finally:
+        await api.close()
+
+
+def run(story: Coroutine[Any, Any, Any], seconds: float = 60.0) -> None:
+    asyncio.run(asyncio.wait_for(story, seconds))
+
+
+def there(namespace: str) -> list[str]:
+    """What is there of jobs, as kind/name."""
+    found = json.loads(kubectl("get", KINDS, "-l", "app=elasticdl", "-o", "json", namespace=namespace))["items"]
+    return sorted(f"{thing['kind']}/{thing['metadata']['name']}" for thing in found)
+
+
+async def until(what: Callable[[], Any], seconds: float = 40.0) -> None:
+    """Until kubectl sees it."""
+    deadline = time.monotonic() + seconds
+    while not await asyncio.to_thread(what):
+        assert time.monotonic() < deadline, f"not so within {seconds:g} s"
+        await asyncio.sleep(0.3)
+
+
+def master(namespace: str) -> dict[str, Any]:
+    text = kubectl("get", "pod", MASTER, "-o", "json", namespace=namespace, fails=True)
+    found: dict[str, Any] = json.loads(text) if text else {}
+    return found
+
+
+def phase(namespace: str) -> str:
+    return str(master(namespace).get("status", {}).get("phase", "gone"))
+
+
+async def submitted(api: KubernetesApi, spec: JobSpec, said: list[str] | None = None) -> str:
+    return await submit(api, spec, secrets_of(spec), tell=(said if said is not None else []).append)
+
+
+ALL = [
+    "ConfigMap/elasticdl-j", "NetworkPolicy/elasticdl-j", "Pod/elasticdl-j-keeper", f"Pod/{MASTER}",
+    "Secret/elasticdl-j", f"Service/{MASTER}",
+]  # fmt: skip
+
+
+def test_a_job_is_submitted_with_all_its_objects_and_goes_with_its_config_map(namespace: str, make: Make) -> None:
+    async def story() -> None:
+        async with reach() as api:
+            uid = await submitted(api, make())
+        assert await asyncio.to_thread(there, namespace) == ALL
+        found = json.loads(kubectl("get", KINDS, "-l", "app=elasticdl", "-o", "json", namespace=namespace))["items"]
+        owners = {t["kind"]: [o["uid"] for o in t["metadata"].get("ownerReferences", [])] for t in found}
+        assert owners.pop("ConfigMap") == []
+        assert all(uids == [uid] for uids in owners.values())
+        kubectl("delete", "configmap", "elasticdl-j", namespace=namespace)
+        await until(lambda: there(namespace) == [])
+
+    run(story(), 90)
+
+
+def test_a_job_of_which_one_object_is_refused_leaves_nothing_behind(namespace: str, make: Make) -> None:
+    refused = "if pod['metadata']['name'].endswith('keeper'): pod['spec']['restartPolicy'] = 'Sometimes'"
+
+    async def story() -> None:
+        async with reach() as api:
+            with pytest.raises(Refused, match="restartPolicy"):
+                await submitted(api, make(more=refused))
+        await until(lambda: there(namespace) == [])
+
+    run(story())
+
+
+def test_a_name_in_use_is_refused_and_that_of_a_job_that_ended_is_used_again(namespace: str, make: Make) -> None:
+    async def story() -> None:
+        async with reach() as api:
+            spec = make(ENDS)
+            await submitted(api, spec)
+            (problem,) = await preflight(api, spec, secrets_of(spec))
+            assert str(problem) == (
+                f"--job_name=j: a job of this name is in namespace {namespace} already. "
+                f"Choose another name, or stop that one: elasticdl stop j --namespace={namespace}."
+            )
+            with pytest.raises(UsageError, match="a job of this name is in namespace"):
+                await submitted(api, spec)
+            await until(lambda: phase(namespace) == "Running")
+            # What the keeper does at the end, by hand, and too early: the master runs still.
+            alone = '{"metadata": {"ownerReferences": null}}'
+            kubectl("patch", "pod", MASTER, "--type=merge", "-p", alone, namespace=namespace)
+            kubectl("delete", "configmap", "elasticdl-j", namespace=namespace)
+            (problem,) = await preflight(api, spec, secrets_of(spec))
+            assert f"the pod {MASTER} runs already" in str(problem)
+            note = json.dumps({"outcome": "succeeded", "reason": ""})
+            kubectl("annotate", "pod", MASTER, f"{names.ANNOTATION_RESULT}={note}", namespace=namespace)
+            kubectl("exec", MASTER, "--", "touch", "/tmp/end", namespace=namespace)
+            await until(lambda: phase(namespace) == "Succeeded")
+            assert await preflight(api, spec, secrets_of(spec)) == []
+            said: list[str] = []
+            await submitted(api, spec, said)
+            assert said == ["An earlier job j succeeded; its master's pod, which held its log, is removed."]
+        assert await asyncio.to_thread(there, namespace) == ALL
+
+    run(story(), 120)
+
+
+def test_what_is_missing_is_found_by_asking_the_server(namespace: str, make: Make) -> None:
+    async def story() -> None:
+        async with reach() as api:
+
+            async def said(**values: Any) -> list[str]:
+                spec = make(**values)
+                return [str(problem) for problem in await preflight(api, spec, secrets_of(spec))]
+
+            assert await said() == []
+            (problem,) = await said(namespace="nowhere-to-be-found")
+            assert problem.startswith(
+                "--namespace=nowhere-to-be-found: there is no such namespace. Make it with kubectl"
+            )
+            found = await said(
+                worker_pod_priority="urgent=0.5", ps_pod_priority="top", volume="claim_name=lost,mount_path=/data"
+            )
+            text = "\n".join(found)
+            assert "--worker_pod_priority=urgent: there is no PriorityClass urgent." in text
+            assert "--ps_pod_priority=top: there is no PriorityClass top." in text
+            assert f"there is no PersistentVolumeClaim lost in namespace {namespace}." in text
+            (problem,) = await said(more="pod['spec']['tolerations'] = [{'key': 'gpu', 'operator': 'Perhaps'}]")
+            assert problem.startswith("the master's pod: Kubernetes refused:") and "Perhaps" in problem
+            assert "--cluster_spec" in problem
+            (problem,) = await said(more="pod['spec']['serviceAccountName'] = 'nobody-known'")
+            assert "has no service account nobody-known" in problem
+            assert f"kubectl apply -n {namespace} -f -" in problem
+            (problem,) = await said(more="pod['spec']['serviceAccountName'] = 'default'")
+            assert "the service account default may not get pods, list pods" in problem
+
+    run(story())
+
+
+def test_whoever_may_not_submit_is_told_what_is_missing(namespace: str, make: Make) -> None:
+    async def story() -> None:
+        async with reach("default", namespace) as api:
+            spec = make()
+            (problem,) = await preflight(api, spec, secrets_of(spec))
+            assert "does not let you create configmaps, create secrets, create services" in str(problem)
+            assert str(problem).endswith("Ask an administrator for it, or use another context.")
+        async with reach(names.SERVICE_ACCOUNT, namespace) as api:  # from inside: no NetworkPolicy, and that is said
+            assert await preflight(api, spec, secrets_of(spec)) == []
+            said: list[str] = []
+            await submitted(api, spec, said)
+            (warning,) = said
+            assert warning.startswith("Warning: any pod of the cluster can reach those of this job")
+        assert await asyncio.to_thread(there, namespace) == [t for t in ALL if not t.startswith("NetworkPolicy")]
+
+    run(story())
+
+
+def test_the_yaml_of_a_job_is_taken_by_kubectl(namespace: str, make: Make, tmp_path: Path) -> None:
+    spec = make()
+    words = [f"--{name}={getattr(spec, name)}" for name in ("job_name", "image_name", "model_def", "training_data")]
+    assert main(["train", *words, f"--namespace={namespace}", f"--yaml={tmp_path / 'job.yaml'}"]) == 0
+    said = kubectl("apply", "--dry-run=server", "-f", str(tmp_path / "job.yaml"), namespace=namespace)
+    assert len(said.splitlines()) == 6
+
+
+# The keeper, run here with the rights that it has in its pod.
+
+
+@contextlib.asynccontextmanager
+async def kept(namespace: str, spec: JobSpec) -> AsyncIterator[asyncio.Task[None]]:
+    async with reach() as api:
+        await submitted(api, spec)
+    async with reach(names.SERVICE_ACCOUNT, namespace) as api:
+        keeping = asyncio.create_task(Keeper(api, namespace, "j").run())
+        try:
+            yield keeping
+        finally:
+            keeping.cancel()
+            await asyncio.wait({keeping})
+
+
+def test_a_deleted_master_is_made_again_as_it_was(namespace: str, make: Make) -> None:
+    async def story() -> None:
+        async with kept(namespace, make()):
+            await until(lambda: phase(namespace) == "Running")
+            before = await asyncio.to_thread(master, namespace)
+            kubectl("delete", "pod", MASTER, "--wait=false", "--grace-period=2", namespace=namespace)
+            uid = before["metadata"]["uid"]
+            await until(lambda: phase(namespace) == "Running" and master(namespace)["metadata"]["uid"] != uid)
+            after = await asyncio.to_thread(master, namespace)
+            assert after["spec"]["containers"][0]["env"] == before["spec"]["containers"][0]["env"]
+            assert after["metadata"]["ownerReferences"] == before["metadata"]["ownerReferences"]
+            assert after["metadata"]["annotations"][names.ANNOTATION_CRASHES] == "0"
+            events = kubectl("get", "events", "-o", "jsonpath={.items[*].reason}", namespace=namespace)
+            assert "MasterStarted" in events
+
+    run(story(), 90)
+
+
+def test_a_master_that_fails_again_and_again_fails_the_job_and_only_its_pod_is_left(namespace: str, make: Make) -> None:
+    async def story() -> None:
+        async with kept(namespace, make(CRASHES)) as keeping:
+            await asyncio.wait_for(keeping, 100)
+        await until(lambda: there(namespace) == [f"Pod/{MASTER}"])
+        pod = await asyncio.to_thread(master, namespace)
+        assert "ownerReferences" not in pod["metadata"]
+        result = json.loads(pod["metadata"]["annotations"][names.ANNOTATION_RESULT])
+        assert (result["outcome"], result["exit_code"]) == ("failed", 1)
+        assert result["reason"] == "the master failed 4 times: exit code 3\nlast words"
+        assert pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
+        assert kubectl("logs", MASTER, namespace=namespace) == "last words\n"
+
+    run(story(), 150)
+
+
+def test_a_master_that_was_killed_costs_no_attempt_and_its_lease_is_given_back_at_once(
+    namespace: str, make: Make
+) -> None:
+    async def story() -> None:
+        spec = make()
+        async with kept(namespace, spec):
+            await until(lambda: phase(namespace) == "Running")
+            pod = await asyncio.to_thread(master, namespace)
+            async with reach(names.SERVICE_ACCOUNT, namespace) as api:
+                owner = pod["metadata"]["ownerReferences"][0]
+                await Lease(api, namespace, "j", pod["metadata"]["uid"], owner).acquire()
+                kill = "for p in /proc/[0-9]*; do grep -q 'sleep.600' $p/cmdline && kill -9 ${p#/proc/}; done"
+                kubectl("exec", MASTER, "--", "sh", "-c", f"(sleep 0.2; {kill}) >/dev/null 2>&1 &", namespace=namespace)
+                uid = pod["metadata"]["uid"]
+                await until(lambda: phase(namespace) == "Running" and master(namespace)["metadata"]["uid"] != uid)
+                after = await asyncio.to_thread(master, namespace)
+                assert after["metadata"]["annotations"][names.ANNOTATION_CRASHES] == "0"
+                async with asyncio.timeout(5):  # it lasts 40 s: nobody has to wait for that
+                    await Lease(api, namespace, "j", after["metadata"]["uid"], owner).acquire()
+
+    run(story(), 90)
+
+
+def test_a_job_with_a_result_leaves_its_masters_pod_with_exit_status_and_log(namespace: str, make: Make) -> None:
+    async def story() -> None:
+        async with kept(namespace, make(ENDS)) as keeping:
+            await until(lambda: phase(namespace) == "Running")
+            note = json.dumps({"outcome": "succeeded", "reason": ""})
+            kubectl("annotate", "pod", MASTER, f"{names.ANNOTATION_RESULT}={note}", namespace=namespace)
+            kubectl("exec", MASTER, "--", "touch", "/tmp/end", namespace=namespace)
+            await asyncio.wait_for(keeping, 40)
+        await until(lambda: there(namespace) == [f"Pod/{MASTER}"])
+        assert phase(namespace) == "Succeeded"
+        assert kubectl("logs", MASTER, namespace=namespace) == "Evaluation metrics\n"
+
+    run(story(), 90)
+
+
+def test_a_keeper_of_a_job_that_is_gone_ends(namespace: str) -> None:
+    async def story() -> None:
+        async with reach(names.SERVICE_ACCOUNT, namespace) as api:
+            await Keeper(api, namespace, "j").run()
+
+    run(story(), 10)
