@@ -13,6 +13,7 @@
 # and python3; python:3.11-slim by default) with the pull policy ELASTICDL_K8S_PULL (IfNotPresent by default). The cluster
 # that is started here has an image of its own, and pulls none.
 # PYTHON is the Python that has ElasticDL and its development tools.
+# Exit code 2: no cluster is there to test on; 3: this machine cannot run one; otherwise pytest's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
@@ -46,16 +47,16 @@ elif reachable; then
 elif [ -x "$local_cluster" ]; then
   say "no cluster is reachable; starting $local_cluster (a minute or two the first time)"
   started=yes
-  said=$("$local_cluster" up 2>&1 | tee /dev/stderr)
+  said=$("$local_cluster" up 2>&1 | tee /dev/stderr) || { say "it cannot be started on this machine"; exit 3; }
   KUBECONFIG=${said##*KUBECONFIG=}  # its last words
   export KUBECONFIG
   export ELASTICDL_K8S_IMAGE=${ELASTICDL_K8S_IMAGE:-debian-python:bookworm}
   export ELASTICDL_K8S_PULL=${ELASTICDL_K8S_PULL:-Never}
-  reachable || { say "the cluster was started and is not reachable"; exit 1; }
+  reachable || { say "the cluster was started and is not reachable"; exit 3; }
 else
   say "no cluster is reachable, and there is no $local_cluster to start one; name a context: $0 --context NAME"
   exit 2
 fi
 
-[ $# -gt 0 ] || set -- tests/cluster tests/cli
+[ $# -gt 0 ] || set -- tests/cluster tests/cli tests/kubernetes tests/seeds
 ELASTICDL_K8S=1 ELASTICDL_K8S_CONTEXT="$context" "$python" -m pytest -q -m "kubernetes or docker" "$@"
