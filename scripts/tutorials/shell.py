@@ -1,0 +1,91 @@
+"""A user at a terminal: types commands, waits for what they wait for, and keeps a transcript of it all."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+COMMAND_SECONDS = 600.0
+
+
+class Shell:
+    """Every command runs in bash; what it prints is kept as it was seen, but for names of this machine."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str], renamed: Sequence[tuple[str, str]] = ()) -> None:
+        self.folder, self.env, self._renamed = folder, {**os.environ, **env}, renamed
+        self._parts: list[str] = []
+        self._other: subprocess.Popen[str] | None = None
+
+    def say(self, text: str) -> None:
+        """A paragraph between two commands."""
+        self._parts.append(text)
+
+    def type(self, command: str, *, seconds: float = COMMAND_SECONDS, show: Callable[[str], str] = str) -> str:
+        """Run a command to its end, and show it with its output; raises when it fails."""
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=self.folder, env=self.env, timeout=seconds, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"exit code {done.returncode} of\n{command}\n{done.stdout}")
+        shown = show(done.stdout).rstrip("\n")
+        self._parts.append("```\n$ " + self._clean(command) + (f"\n{self._clean(shown)}" if shown else "") + "\n```")
+        return done.stdout
+
+    def until(self, command: str, enough: Callable[[str], bool], seconds: float) -> str:
+        """Run a command that follows something, in silence, until what it printed so far is enough."""
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"], cwd=self.folder, env=self.env, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        clock = threading.Timer(seconds, process.kill)
+        clock.start()
+        seen = ""
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                seen += line
+                if enough(seen):
+                    return seen
+        finally:
+            clock.cancel()
+            process.kill()
+            process.wait()
+        raise TimeoutError(f"not within {seconds:g} s, or ended before:\n{command}\n{seen[-3000:]}")
+
+    def begin(self, command: str) -> None:
+        """Start a command in a terminal of its own; `finish` shows what it printed."""
+        self._parts.append(f"```\n$ {self._clean(command)}\n```")
+        self._other = subprocess.Popen(
+            ["bash", "-c", command], cwd=self.folder, env=self.env, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def finish(self, seconds: float) -> str:
+        """Wait for the command that was begun, and show what it printed."""
+        assert self._other is not None
+        try:
+            text, _ = self._other.communicate(timeout=seconds)
+        finally:
+            self._other.kill()
+        if self._other.returncode:
+            raise RuntimeError(f"exit code {self._other.returncode}\n{text}")
+        self._parts.append(f"```\n{self._clean(text.rstrip())}\n```")
+        return text
+
+    def quietly(self, command: str) -> None:
+        """Run a command that belongs to no tutorial; whether it fails does not matter."""
+        words = ["bash", "-c", command]
+        subprocess.run(words, cwd=self.folder, env=self.env, timeout=COMMAND_SECONDS, capture_output=True)
+
+    def transcript(self) -> str:
+        return "\n\n".join(self._parts) + "\n"
+
+    def _clean(self, text: str) -> str:
+        for name, shown in self._renamed:
+            text = text.replace(name, shown)
+        return re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)

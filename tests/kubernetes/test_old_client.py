@@ -1,0 +1,125 @@
+"""The client of ElasticDL 1.0, as its package index has it, submits jobs that this version trains.
+
+ELASTICDL_OLD_CLIENT names the folder of an environment that has it; without one it is installed for the tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from elasticdl.job import names
+from tests.cluster.kubernetes_stage import MANIFESTS, kubectl, kubectl_soon, own_namespace
+from tests.kubernetes.cluster_jobs import ROOT, SMALL, ClusterJob, allow_jobs, in_pods, require_this_machine
+from tests.processes.harness import audit_witness, write_ids
+
+pytestmark = pytest.mark.kubernetes
+
+PACKAGES = ("elasticdl_client==1.0.0", "MarkupSafe==2.0.1", "requests<2.32", "urllib3<2")
+RECORDS, EPOCHS = 600, 2
+
+
+@pytest.fixture(scope="module")
+def old_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its `elasticdl` command."""
+    named = os.environ.get("ELASTICDL_OLD_CLIENT")
+    if named:
+        return Path(named) / "bin" / "elasticdl"
+    folder = tmp_path_factory.mktemp("old-client")
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
+    install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *PACKAGES]
+    done = subprocess.run(install, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        pytest.skip(f"the old client cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
+    return folder / "bin" / "elasticdl"
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[str]:
+    require_this_machine()
+    with own_namespace() as name:
+        allow_jobs(name)
+        rights = list(yaml.safe_load_all((MANIFESTS / "examples" / "elasticdl-rbac.yaml").read_text()))
+        for thing in rights:
+            for subject in thing.get("subjects", []):
+                subject["namespace"] = name
+        kubectl("apply", "-f", "-", namespace=name, stdin=yaml.safe_dump_all(rights))
+        yield name
+
+
+@contextlib.asynccontextmanager
+async def submitted(client: Path, namespace: str, job: str, *flags: str) -> AsyncIterator[ClusterJob]:
+    """A job of the old client's, removed at the end."""
+    command = [str(client), "train", f"--job_name={job}", f"--namespace={namespace}", *SMALL, *flags]
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    running = ClusterJob(namespace, job)
+    try:
+        yield running
+    finally:
+        await running.api.close()
+        label = f"{names.LABEL_JOB}={job}"
+        await kubectl_soon("delete", "configmaps", "-l", label, "--wait=false", namespace=namespace)
+        with contextlib.suppress(AssertionError):
+            gone = ("--grace-period=0", "--force", "--wait=false")
+            await kubectl_soon("delete", "pods", "-l", label, *gone, namespace=namespace)
+
+
+def witness(tmp: Path, *flags: str) -> list[str]:
+    data = write_ids(tmp / "ids", RECORDS)
+    return [
+        *in_pods(tmp, OMP_NUM_THREADS="1"), f"--model_zoo={ROOT / 'tests' / 'models'}",
+        "--model_def=witness.custom_model", f"--training_data={data}", f"--num_epochs={EPOCHS}", "--minibatch_size=10",
+        "--num_minibatches_per_task=4", "--aux_params=num_servers=1", f"--output={tmp / 'model'}", "--num_ps_pods=1",
+        "--num_workers=2", "--distribution_strategy=ParameterServerStrategy", *flags,
+    ]  # fmt: skip
+
+
+def test_a_job_of_the_old_client_trains_every_record_once_though_its_master_is_deleted(
+    old_client: Path, namespace: str, shared: Path
+) -> None:
+    async def story() -> None:
+        flags = witness(shared, f"--validation_data={shared / 'ids'}", "--evaluation_steps=60")
+        async with submitted(old_client, namespace, "old", *flags) as job:
+            await job.running("ps-0", "worker-0", "worker-1", "keeper")
+            await job.until(lambda s: s.version >= 10)
+            before = job.uids("master", "worker-0")
+            await job.delete("master")
+            await job.pod_seen("master", lambda pod: pod["metadata"]["uid"] != before["master"])
+            result = await job.result()
+            assert result["outcome"] == "succeeded", job.story()
+            assert int(result["status"]["records_done"]) == RECORDS * EPOCHS
+            log = job.log("master")
+            assert "Evaluation metrics[v=60]" in log or int(result["status"]["master_starts"]) == 2
+            assert await job.cleared() == ["pod/elasticdl-old-master"]
+
+    asyncio.run(story())
+    audit_witness(shared / "model", RECORDS, EPOCHS, 1)
+
+
+def test_what_is_wrong_with_a_job_of_the_old_client_is_in_its_pods_log(
+    old_client: Path, namespace: str, shared: Path
+) -> None:
+    async def story() -> None:
+        flags = [f for f in witness(shared) if not f.startswith("--num_ps")]
+        async with submitted(old_client, namespace, "wrong", *flags, "--envs=ELASTICDL_X=1") as job:
+            await job.pod_seen("master", lambda pod: pod["status"].get("phase") == "Failed")
+            assert "ELASTICDL_X" in job.log("master")
+
+    asyncio.run(story())
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that pods write to, whoever they run as."""
+    tmp_path.chmod(0o777)
+    return tmp_path

@@ -1,0 +1,57 @@
+"""The script that writes the transcripts of docs/tutorials plays them on a real cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.kubernetes_stage import own_namespace
+from tests.kubernetes.cluster_jobs import ROOT, allow_jobs, require_this_machine
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.long]
+
+IMAGE = os.environ.get("ELASTICDL_TUTORIAL_IMAGE", "elasticdl:runtime")  # of this tree
+
+
+def play(story: str, out: Path, *flags: str) -> str:
+    require_this_machine()
+    if not Path("/data/mnist/train").is_dir():
+        pytest.skip("there is no MNIST in /data/mnist: scripts/gen_dataset.sh /data makes it")
+    if subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode:
+        pytest.skip(f"there is no image {IMAGE} on the engine: scripts/travis/build_images.sh makes it")
+    with own_namespace() as namespace:
+        allow_jobs(namespace)
+        command = [sys.executable, str(ROOT / "scripts" / "tutorials"), story, f"--out={out}", f"--base_image={IMAGE}"]
+        subprocess.run([*command, f"--namespace={namespace}", *flags], check=True, timeout=1500)
+    return out.read_text()
+
+
+@pytest.mark.timeout(1600)
+def test_the_tutorial_of_one_node(tmp_path: Path) -> None:
+    text = play("one-node", tmp_path / "page.md")
+    for pod in ("test-mnist-master", "test-mnist-ps-0", "test-mnist-worker-0", "test-mnist-allreduce-worker-1"):
+        assert re.search(rf"^elasticdl-{pod} +1/1 +Running", text, re.MULTILINE), pod
+    assert "Evaluation service started" in text and "Evaluation metrics[v=50]: {'accuracy': 0." in text
+    assert re.search(r"Loss = [\d.]+, steps = 100", text)
+    assert re.search(r"^elasticdl-test-mnist-master +0/1 +Completed", text, re.MULTILINE)
+
+
+@pytest.mark.timeout(1600)
+def test_the_tutorial_of_coming_and_going(tmp_path: Path) -> None:
+    text = play("coming-and-going", tmp_path / "page.md", "--stand_in=busybox:local")
+    assert re.search(r"^elasticdl-test-mnist-worker-4 +1/1 +Running", text, re.MULTILINE)
+    assert re.search(r"^elasticdl-test-mnist-worker-\d+ +1/1 +Terminating", text, re.MULTILINE)
+    assert re.search(r"^elasticdl-test-mnist-worker-\d+ +0/1 +Pending", text, re.MULTILINE)
+    assert len(re.findall(r"^test-nginx-\S+ +1/1 +Running", text, re.MULTILINE)) >= 5
+
+
+@pytest.mark.timeout(1600)
+def test_the_tutorial_by_hand(tmp_path: Path) -> None:
+    text = play("by-hand", tmp_path / "page.md", f"--dev_image={IMAGE}", "--mounts=-v /data:/data")
+    assert "No --token_file is given" in text
+    assert "Evaluation metrics" in text
