@@ -168,8 +168,8 @@ def _in_a_cluster(spec: JobSpec, values: dict[str, Any], decisions: list[str], w
         decisions.append(f"Journal and checkpoints are kept below {state_dir}, on the first --volume.")
     if scratch:
         warnings.append(
-            f"Nothing outlives the pods, since {state_dir} is on no --volume: without its master's pod the job begins "
-            f"anew, and no checkpoints are written. Mount a claim: --volume=claim_name=NAME,mount_path=/job."
+            f"Nothing outlives the pods, since {state_dir} is on no --volume: no checkpoints are written, and the job "
+            f"begins anew when {_irreplaceable(spec)} goes. Mount a claim: --volume=claim_name=NAME,mount_path=/job."
         )
         values["checkpoint_seconds"] = 0.0
         if spec.checkpoint_steps:
@@ -199,6 +199,11 @@ def _in_a_cluster(spec: JobSpec, values: dict[str, Any], decisions: list[str], w
             "Workers and servers talk encrypted, as does everybody to the master, by keys of the job's own."
         )
     return problems
+
+
+def _irreplaceable(spec: JobSpec) -> str:
+    """Whose pod takes the job along, where nothing is kept."""
+    return "its master's or a server's pod" if names.PS in roles(spec) else "its master's pod, or all workers',"
 
 
 def _notes(spec: JobSpec, runtime: str) -> list[str]:
