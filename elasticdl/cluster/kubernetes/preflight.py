@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
 from elasticdl.cluster.kubernetes.objects import Object, job_objects, pod_maker
@@ -103,7 +104,8 @@ async def _account(api: KubernetesApi, namespace: str, account: str) -> list[Pro
     if await _missing(api, f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}"):
         what = f"namespace {namespace} has no service account {account}, with which the master makes its pods"
         return [Problem("--namespace", namespace, what, remedy)]
-    user = {"user": f"system:serviceaccount:{namespace}:{account}"}
+    groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
+    user = {"user": f"system:serviceaccount:{namespace}:{account}", "groups": groups}
     path = f"/apis/authorization.k8s.io/v1/namespaces/{namespace}/localsubjectaccessreviews"
     refused = await _reviewed(api, "LocalSubjectAccessReview", path, namespace, MASTER_NEEDS, user)
     if refused:
@@ -136,7 +138,7 @@ async def _reviewed(
     path: str,
     namespace: str,
     needs: tuple[tuple[str, str, str], ...],
-    who: Mapping[str, str],
+    who: Mapping[str, Any],
 ) -> list[str]:
     """Which of the needs are refused, as "create pods"; none where we may not ask."""
 

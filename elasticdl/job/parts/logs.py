@@ -25,7 +25,7 @@ class LogsPart(Part):
     )
     log_file_path: Text = knob(
         None,
-        "A file that a pod copies its output to.",
+        "A file that a pod copied its output to, in older versions.",
         metavar="FILE",
-        local="each replica has a log file below --state_dir, shown by elasticdl logs",
+        gone="the output of every replica is kept, and shown by elasticdl logs and kubectl logs",
     )
