@@ -73,14 +73,15 @@ async def submit(
     made = await _make(api, objects.config_map, mark)
     by = owner(spec, made["metadata"]["uid"])
     try:
-        for thing in objects.all()[1:]:
-            if thing is objects.master and master_exists:
-                path = f"{folder('Pod', namespace)}/{thing['metadata']['name']}"
-                await api.call("PATCH", path, body={"metadata": {"ownerReferences": [by]}}, content_type=MERGE)
-            elif thing is objects.network_policy:
-                await _make_if_allowed(api, owned(thing, by), mark, tell)
-            else:
-                await _make(api, owned(thing, by), mark)
+        await _make(api, owned(objects.secret, by), mark)
+        await _make(api, owned(objects.service, by), mark)
+        await _make_if_allowed(api, owned(objects.network_policy, by), mark, tell)
+        if not master_exists:
+            await _make(api, owned(objects.master, by), mark)
+        await _make(api, owned(objects.keeper, by), mark)
+        if master_exists:  # last: what fails before must not take it along
+            path = f"{folder('Pod', namespace)}/{objects.master['metadata']['name']}"
+            await api.call("PATCH", path, body={"metadata": {"ownerReferences": [by]}}, content_type=MERGE)
     except BaseException:  # interrupted, too: half a job would stay for ever
         await _withdraw(api, namespace, by)
         raise
@@ -113,7 +114,7 @@ async def _make(api: KubernetesApi, thing: Object, mark: str) -> Object:
 
 
 async def _look(api: KubernetesApi, thing: Object) -> Object | None:
-    """What is there under its name; a service account that submits may not look at Secrets."""
+    """What is there under its name; a service account that submits may not look at everything that it makes."""
     try:
         return await find(api, thing["kind"], thing["metadata"]["namespace"], thing["metadata"]["name"])
     except ApiRefused as refusal:
