@@ -1,0 +1,104 @@
+"""Pods of a job are deleted and killed on a real cluster: who comes back, and what becomes of the job."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes.cluster_jobs import SECONDS, submitted
+from tests.kubernetes.witnesses import is_another, proven, witness
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+
+Run = Callable[..., None]
+KILL_MASTER = """
+import os, signal
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    words = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")
+    if b"elasticdl.master" in words:
+        os.kill(int(pid), signal.SIGKILL)
+"""
+
+
+def test_a_deleted_worker_is_followed_by_the_next_number_and_a_deleted_server_by_itself(
+    run: Run, jobs_namespace: str, shared: Path
+) -> None:
+    async def story() -> None:
+        async with submitted(jobs_namespace, "lost", *witness(shared, "lost")) as job:
+            await job.until(lambda s: sum(bool(r.leases) for r in s.replicas) == 2)
+            before = job.uids("ps-0", "ps-1", "worker-0", "worker-1")
+            await job.delete("worker-0")
+            await job.running("worker-2")
+            after = await job.until(lambda s: any(r.name == job.full("worker-2") and r.leases for r in s.replicas))
+            assert dict(after.incidents) == {"deleted": 1}
+            assert job.uids("ps-0", "ps-1", "worker-1") == {k: v for k, v in before.items() if k != "worker-0"}
+
+            await job.delete("ps-0")
+            await job.pod_seen("ps-0", is_another(before, "ps-0"))
+            await job.until(lambda s: s.timeline == 2 and s.phase == "training")
+            assert job.uids("ps-1", "worker-1") == {k: before[k] for k in ("ps-1", "worker-1")}
+            status = await proven(job, shared)
+            assert status["incidents"]["deleted"] == 2
+            assert status["rollbacks"] == 1
+
+    run(story(), SECONDS)
+
+
+def test_a_server_that_is_killed_without_a_word_comes_back_from_its_snapshot(
+    run: Run, jobs_namespace: str, shared: Path
+) -> None:
+    async def story() -> None:
+        async with submitted(jobs_namespace, "snapshot", *witness(shared, "snapshot")) as job:
+            await job.until(lambda s: s.checkpoint and s.version > int(s.checkpoint.rsplit("-", 1)[1]))
+            before = job.uids("ps-1")
+            await job.delete("ps-1", "--force", "--grace-period=0")
+            await job.pod_seen("ps-1", is_another(before, "ps-1"))
+            status = await proven(job, shared)
+            assert status["rollbacks"] == 1
+
+    run(story(), SECONDS)
+
+
+def test_a_deleted_master_and_one_that_is_killed_come_back_and_the_job_goes_on_in_the_same_pods(
+    run: Run, jobs_namespace: str, shared: Path
+) -> None:
+    async def story() -> None:
+        async with submitted(jobs_namespace, "headless", *witness(shared, "headless")) as job:
+            await job.until(lambda s: sum(bool(r.leases) for r in s.replicas) == 2)
+            rest = ("ps-0", "ps-1", "worker-0", "worker-1")
+            before = job.uids("master", *rest)
+            await job.delete("master")
+            await job.pod_seen("master", is_another(before, "master"))
+            second = await job.until(lambda s: s.master_starts == 2 and sum(bool(r.leases) for r in s.replicas) == 2)
+            assert second.losses == 0
+
+            killed = job.uids("master")
+            with contextlib.suppress(AssertionError):  # its container ends under kubectl's feet
+                await job.execute("master", "python", "-c", KILL_MASTER)
+            await job.pod_seen("master", is_another(killed, "master"))
+            third = await job.until(lambda s: s.master_starts == 3 and sum(bool(r.leases) for r in s.replicas) == 2)
+            assert third.losses == 0
+            assert job.uids(*rest) == {k: before[k] for k in rest}
+            status = await proven(job, shared)
+            assert status["master_starts"] == 3
+            assert status.get("rollbacks", 0) == 0
+
+    run(story(), SECONDS)
+
+
+def test_a_deleted_keeper_is_made_again_by_the_master_and_keeps_it(run: Run, jobs_namespace: str, shared: Path) -> None:
+    async def story() -> None:
+        async with submitted(jobs_namespace, "kept", *witness(shared, "kept", workers=1)) as job:
+            await job.until(lambda s: s.version >= 1)
+            before = job.uids("keeper", "master")
+            await job.delete("keeper", "--grace-period=1")
+            await job.pod_seen("keeper", is_another(before, "keeper"))
+            await job.delete("master")
+            await job.pod_seen("master", is_another(before, "master"))
+            status = await proven(job, shared)
+            assert status["master_starts"] == 2
+
+    run(story(), SECONDS)
