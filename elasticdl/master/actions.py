@@ -54,8 +54,9 @@ class Actions:
         memory = limit.memory if limit is not None else None
         if role == "worker":
             env |= {names.ENV_WORKER_ID: str(index), names.ENV_WORKER_NUM: str(spec.num_workers)}
-        if self._in_pods:  # which see all cores of their node
+        if self._in_pods:  # which see all cores of their node, and have the job's files where its ConfigMap is mounted
             env = {**dict.fromkeys(THREADS, str(math.ceil(cpu or 1))), **env}
+            env[names.ENV_JOB_FILE] = f"{names.CONFIG_DIR}/{names.JOB_KEY}"
         elif cpu is None:
             share = max(1, (os.cpu_count() or 1) // spec.num_workers) if role == "worker" else 1
             env = {**{k: str(share) for k in THREADS if k not in self.env}, **env}

@@ -151,3 +151,43 @@ def test_a_deletion_that_was_interrupted_is_not_in_the_way_of_the_next(tmp_path:
     actions(tmp_path).publish(command(3), [])
     actions(tmp_path).delete((str(tmp_path / "version-40"),))
     assert list(tmp_path.iterdir()) == []
+
+
+OURS = {
+    "ELASTICDL_JOB_FILE": "/tmp/elasticdl-master-x/job.json", "ELASTICDL_TOKEN": "t", "MASTER_ADDR": "m:50001",
+    "ELASTICDL_TLS_CERT": "certificate", "ELASTICDL_TLS_KEY": "key", "ELASTICDL_DATA_KEY": "public",
+    "ELASTICDL_DATA_SECRET": "secret", "MY_POD_IP": "10.0.0.9", "AWS_REGION": "somewhere", "OMP_NUM_THREADS": "64",
+}  # fmt: skip
+
+
+def in_pods(home: Path, **knobs: object) -> Actions:
+    given = {"runtime": "kubernetes", "image_name": "i:1", "worker_resource_limit": "cpu=1.5,memory=1Gi", **knobs}
+    return Actions(job_spec(home, **given), DATA, str(home), OURS)
+
+
+def test_a_pod_runs_its_own_images_python_finds_the_job_in_its_config_and_has_the_threads_of_its_limit(
+    tmp_path: Path,
+) -> None:
+    request = in_pods(tmp_path).request("worker", 3, 1.0)
+    assert request.command == ("python", "-m", "elasticdl.worker")
+    assert request.env["ELASTICDL_JOB_FILE"] == "/etc/elasticdl/job.json"
+    assert (request.env["MASTER_ADDR"], request.env["WORKER_ID"]) == ("m:50001", "3")
+    assert request.env["OMP_NUM_THREADS"] == "2", "whatever the master's own are"
+    assert in_pods(tmp_path, envs="OMP_NUM_THREADS=3").request("worker", 3, 1.0).env["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_worker_gets_the_keys_to_speak_and_only_servers_and_the_master_those_to_be_spoken_to(tmp_path: Path) -> None:
+    worker, server = (in_pods(tmp_path).request(role, 0, 1.0).env for role in ("worker", "ps"))
+    assert (worker["ELASTICDL_TOKEN"], worker["ELASTICDL_TLS_CERT"], worker["ELASTICDL_DATA_KEY"]) == (
+        "t", "certificate", "public",
+    )  # fmt: skip
+    assert not {"ELASTICDL_TLS_KEY", "ELASTICDL_DATA_SECRET"} & worker.keys()
+    assert server["ELASTICDL_DATA_SECRET"] == "secret" and "ELASTICDL_TLS_KEY" not in server
+
+
+def test_the_master_hands_on_what_populate_env_names_says_but_never_a_secret(tmp_path: Path) -> None:
+    env = in_pods(tmp_path, populate_env_names=".*").request("worker", 0, 1.0).env
+    assert env["AWS_REGION"] == "somewhere"
+    assert not {"ELASTICDL_TLS_KEY", "ELASTICDL_DATA_SECRET", "MY_POD_IP"} & env.keys()
+    assert "AWS_REGION" not in in_pods(tmp_path, populate_env_names="AWS").request("worker", 0, 1.0).env
+    assert "AWS_REGION" not in in_pods(tmp_path).request("worker", 0, 1.0).env
