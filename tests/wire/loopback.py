@@ -19,6 +19,7 @@ from elasticdl.wire.link import OPTIONS, SERVER_OPTIONS, Link
 
 TOKEN = "the secret of this job"
 NAME = "elasticdl-j-worker-0"
+DATASETS = '{"training": "described"}'
 
 
 def hello(name: str = NAME, incarnation: str = "one", protocol: int = PROTOCOL, **more: Any) -> pb.FromReplica:
@@ -50,7 +51,13 @@ class Hall:
     async def start(self, options: Sequence[tuple[str, Any]] = SERVER_OPTIONS) -> None:
         self.starts += 1
         self.streams = Streams(
-            TOKEN, self.starts, self.heard.put_nowait, self.admits, self._status, status_seconds=self.status_seconds
+            TOKEN,
+            self.starts,
+            self.heard.put_nowait,
+            self.admits,
+            self._status,
+            status_seconds=self.status_seconds,
+            datasets=DATASETS,
         )
         self._server = grpc.aio.server(options=options)
         add_ControlServicer_to_server(self.streams, self._server)  # type: ignore[no-untyped-call]
