@@ -27,7 +27,7 @@ PLACES = {
     "Pod": ("/api/v1", "pods"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
-WITHDRAW_SECONDS = 10.0
+WITHDRAW_SECONDS, REMOVE_SECONDS = 10.0, 300.0  # while somebody waits, and while nobody does
 ROOM_SECONDS = 60.0  # for what an earlier job left to go
 MERGE = "application/merge-patch+json"
 
@@ -144,7 +144,7 @@ async def _withdraw(api: KubernetesApi, namespace: str, by: Mapping[str, str]) -
 
 
 async def remove_config(
-    api: KubernetesApi, namespace: str, name: str, uid: str, deadline_seconds: float | None = None
+    api: KubernetesApi, namespace: str, name: str, uid: str, deadline_seconds: float = REMOVE_SECONDS
 ) -> None:
     """Delete a job's ConfigMap; the cluster's garbage collector removes what belongs to it. Nothing, if it is gone."""
     body = {**_deletion(uid), "propagationPolicy": "Background"}
