@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import heapq
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from elasticdl.cli.job import ALL
 from elasticdl.cli.job_dir import JobView, ended
 from elasticdl.cli.tail import Changes, LogReader
 from elasticdl.errors import Problem, UsageError
 from elasticdl.job import names
 from elasticdl.job.invalid import nearest
 
-ALL = "all"
 # A log line's own time, or that of the header which each process's part of a file starts with.
 _TIME = re.compile(
     r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})\]|==== \S+ starts at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3})"
 )
+
+
+HEADER = "==== "  # starts the line that a log file gets with each process
 
 
 @dataclass(frozen=True)
@@ -51,42 +54,56 @@ def choose(job: JobView, replica: str) -> list[ReplicaLog]:
     raise UsageError([Problem(replica, "", f"job {job.name} has no such replica", remedy)])
 
 
-def lines(logs: list[ReplicaLog], tail: int | None) -> list[str]:
+def lines(logs: list[ReplicaLog], tail: int | None, *, previous: bool = False) -> list[str]:
     """What is in the logs: in the order of time where there are several."""
-    merged = [f"{log.mark}{line}" for _, log, line in heapq.merge(*map(_timed, logs), key=lambda found: found[0])]
+    timed = (_timed(log, previous) for log in logs)
+    merged = [f"{log.mark}{line}" for _, log, line in heapq.merge(*timed, key=lambda found: found[0])]
     return merged if tail is None else merged[len(merged) - min(tail, len(merged)) :]
 
 
-def _timed(log: ReplicaLog) -> Iterator[tuple[str, ReplicaLog, str]]:
+def _timed(log: ReplicaLog, previous: bool) -> Iterator[tuple[str, ReplicaLog, str]]:
     """Each line with its time; lines without one belong to the line before."""
     at = ""
-    for line in LogReader(log.path).last_line():
+    for line in _of_process_before(log) if previous else LogReader(log.path).last_line():
         found = _TIME.match(line)
         if found is not None:
             at = found[1] or found[2].replace("T", " ").replace(".", ",")
         yield at, log, line
 
 
-async def follow(job: JobView, logs: list[ReplicaLog], tail: int | None, new_ones: bool) -> None:
-    """Print what is there and what comes, until the job ends; with `new_ones` of replicas that start later too."""
+def _of_process_before(log: ReplicaLog) -> list[str]:
+    """The part of a file that the process before the last wrote."""
+    parts: list[list[str]] = []
+    for line in LogReader(log.path).last_line():
+        if line.startswith(HEADER) or not parts:
+            parts.append([])
+        parts[-1].append(line)
+    return parts[-2] if len(parts) > 1 else []
+
+
+async def follow(job: JobView, logs: list[ReplicaLog], tail: int | None, new_ones: bool) -> AsyncGenerator[str, None]:
+    """What is there and what comes, until the job ends; with `new_ones` of replicas that start later too."""
     job.paths.logs.mkdir(parents=True, exist_ok=True)
     over = asyncio.create_task(ended(job))
-    with Changes(job.paths.logs) as changes:
-        sizes = {log.path: log.path.stat().st_size if log.path.exists() else 0 for log in logs}
-        for line in lines(logs, tail):
-            print(line, flush=True)
-        # What came while we printed is printed twice at worst; nothing is lost.
-        readers = {log.path: (log, LogReader(log.path, sizes[log.path])) for log in logs}
-        while not over.done():
-            changed = asyncio.create_task(changes.wait())
-            await asyncio.wait({changed, over}, return_when=asyncio.FIRST_COMPLETED)
-            changed.cancel()
-            if new_ones:
-                for log in choose(job, ALL):
-                    readers.setdefault(log.path, (log, LogReader(log.path)))
+    try:
+        with Changes(job.paths.logs) as changes:
+            sizes = {log.path: log.path.stat().st_size if log.path.exists() else 0 for log in logs}
+            for line in lines(logs, tail):
+                yield line
+            # What came while these were shown is shown twice at worst; nothing is lost.
+            readers = {log.path: (log, LogReader(log.path, sizes[log.path])) for log in logs}
+            while not over.done():
+                changed = asyncio.create_task(changes.wait())
+                await asyncio.wait({changed, over}, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                if new_ones:
+                    for log in choose(job, ALL):
+                        readers.setdefault(log.path, (log, LogReader(log.path)))
+                for log, reader in readers.values():
+                    for line in reader.new_lines():
+                        yield f"{log.mark}{line}"
             for log, reader in readers.values():
-                for line in reader.new_lines():
-                    print(f"{log.mark}{line}", flush=True)
-        for log, reader in readers.values():
-            for line in reader.last_line():
-                print(f"{log.mark}{line}", flush=True)
+                for line in reader.last_line():
+                    yield f"{log.mark}{line}"
+    finally:
+        over.cancel()

@@ -1,27 +1,32 @@
-"""`elasticdl list | status | logs | stop`: looking after the jobs of this machine."""
+"""`elasticdl list | status | logs | stop`: looking after jobs, of this machine and of a cluster alike."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
-import os
-import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticdl.cli.job_dir import JobView, all_jobs, ended, find_job, look
-from elasticdl.errors import Problem, Unreachable, UsageError
+from elasticdl.cli import finding
+from elasticdl.cli.finding import Places
+from elasticdl.cli.job import Job, LogWish
+from elasticdl.errors import Problem, Unreachable, UsageError, WireError
 from elasticdl.job import names
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from elasticdl.wire import control_pb2 as pb
 
 _ANSWER_SECONDS = 5.0  # a master that is started again needs two
-_NOW_SECONDS = 15.0  # from "at once" to the last process gone; after that the launcher is killed
+_GLANCE_SECONDS = 2.0
+_AGAIN_SECONDS = 1.0  # before a master that does not answer is asked again
+_ASKED_AT_ONCE = 8  # masters, for a list
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
@@ -33,6 +38,8 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("replica", metavar="REPLICA", nargs="?", default=names.MASTER, help=what)
         parser.add_argument("-f", "--follow", action="store_true", help="show new lines until the job ends")
         parser.add_argument("--tail", type=_count, metavar="N", help="only the last N lines of what is there")
+        what = "of the process (in a cluster: the container) before the present one"
+        parser.add_argument("-p", "--previous", action="store_true", help=what)
     if name == "status":
         parser.add_argument("--watch", action="store_true", help="stay and show how the job goes on")
     if name in ("list", "status"):
@@ -41,8 +48,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--now", action="store_true", help="at once, without a checkpoint")
         what = "how long to wait for the end (default: 120)"
         parser.add_argument("--timeout", type=_count, metavar="SECONDS", default=120, help=what)
-    what = "where the jobs are kept (default: ELASTICDL_STATE_DIR or ~/.elasticdl/jobs)"
-    parser.add_argument("--state_dir", "--state-dir", metavar="DIR", help=what)
+    finding.add_arguments(parser, every_namespace=name == "list")
 
 
 def _count(text: str) -> int:
@@ -54,27 +60,34 @@ def _count(text: str) -> int:
 
 def run(name: str, args: argparse.Namespace) -> int:
     """Run one of the commands."""
-    commands: dict[str, Callable[[argparse.Namespace, Path], int]] = {
+    commands: dict[str, Callable[[argparse.Namespace, Places], Awaitable[int]]] = {
         "list": _list,
         "status": _status,
         "logs": _logs,
         "stop": _stop,
     }
-    state_dir = names.expanded(args.state_dir).absolute() if args.state_dir else names.default_state_dir()
-    return commands[name](args, state_dir)
+
+    async def run_it() -> int:
+        async with finding.places(args) as places:
+            return await commands[name](args, places)
+
+    return asyncio.run(run_it())
 
 
 # list
 
 
-def _list(args: argparse.Namespace, state_dir: Path) -> int:
-    jobs = all_jobs(state_dir)
-    statuses = asyncio.run(_statuses(jobs))
+async def _list(args: argparse.Namespace, places: Places) -> int:
+    jobs = await places.jobs()
+    statuses = await _statuses(jobs)
+    if places.trouble:
+        print(places.trouble, file=sys.stderr)
     if args.json:
-        print(json.dumps([_as_json(job, statuses[job.name]) for job in jobs], indent=1, allow_nan=False))
+        shown = [_as_json(job, status) for job, status in zip(jobs, statuses, strict=True)]
+        print(json.dumps(shown, indent=1, allow_nan=False))
         return 0
     if not jobs:
-        print(f"There are no jobs in {state_dir}.")
+        print(f"There are no jobs in {places.described}.")
         return 0
     from rich.text import Text
 
@@ -82,36 +95,43 @@ def _list(args: argparse.Namespace, state_dir: Path) -> int:
     from elasticdl.cli.summary import table_of
     from elasticdl.cli.view import STYLES, duration
 
-    table = table_of("NAME", "STATE", "PROGRESS", "STARTED", "DURATION")
-    for job in jobs:
+    where = ["WHERE"] if places.api is not None else []
+    table = table_of("NAME", *where, "STATE", "PROGRESS", "STARTED", "DURATION")
+    for job, status in zip(jobs, statuses, strict=True):
         started = "–" if job.started_at is None else time.strftime("%F %T", time.localtime(job.started_at))
         lasted = _lasted(job)
-        shown = "–" if lasted is None else duration(lasted)
         state = Text(job.state, style=STYLES.get(job.state, "cyan"))
-        table.add_row(job.name, state, _progress(statuses[job.name]), started, shown)
+        place = [job.place] if where else []
+        table.add_row(job.name, *place, state, _progress(status), started, "–" if lasted is None else duration(lasted))
     make_console().print(table)
     return 0
 
 
-async def _statuses(jobs: list[JobView]) -> dict[str, pb.Status | None]:
+async def _statuses(jobs: list[Job]) -> list[pb.Status | None]:
     """The last status of every job; a running one is asked for it."""
-    found = await asyncio.gather(*(_last_status(job, 2.0) for job in jobs))
-    return {job.name: status for job, status in zip(jobs, found, strict=True)}
+    turn = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+    async def status(job: Job) -> pb.Status | None:
+        async with turn:
+            with contextlib.suppress(WireError):
+                return await last_status(job, _GLANCE_SECONDS)
+        return None
+
+    return await asyncio.gather(*map(status, jobs))
 
 
-async def _last_status(job: JobView, deadline_seconds: float) -> pb.Status | None:
+async def last_status(job: Job, deadline_seconds: float) -> pb.Status | None:
+    """From its master, or as it was at the end; None where that was not kept. Raises `Unreachable`, `Refused`."""
     if not job.running:
         if not job.result.get("status"):
             return None
         from elasticdl.cli.summary import status_of
 
         return status_of(job.result)
-    from elasticdl.cli.master_client import MasterClient
-
-    try:
-        return await MasterClient.of(job.paths).status(deadline_seconds)
-    except Unreachable:  # not started yet, or between two lives
-        return None
+    if job.state == "pending":
+        raise Unreachable(job.note or "its master is not there yet")
+    async with job.reach() as master:
+        return await master.status(deadline_seconds)
 
 
 def _progress(status: pb.Status | None) -> str:
@@ -120,23 +140,24 @@ def _progress(status: pb.Status | None) -> str:
     return f"{status.records_done / status.records_total:.0%} of {status.records_total:,} records"
 
 
-def _lasted(job: JobView) -> float | None:
+def _lasted(job: Job) -> float | None:
     if job.started_at is None or job.state == "died":
         return None
     return (job.ended_at or time.time()) - job.started_at
 
 
-def _as_json(job: JobView, status: pb.Status | None) -> dict[str, Any]:
+def _as_json(job: Job, status: pb.Status | None) -> dict[str, Any]:
     from elasticdl.cli.summary import status_json
 
     return {
         "name": job.name,
+        "where": job.place,
         "state": job.state,
-        "reason": job.result.get("reason", ""),
+        "reason": job.result.get("reason", "") or job.note,
         "started_at": job.started_at,
         "duration_seconds": _lasted(job),
-        "launcher_pid": job.pid if job.running else None,
-        "directory": str(job.paths.root),
+        **job.facts(),
+        "troubles": [{"replicas": list(t.replicas), "what": t.what, "remedy": t.remedy} for t in job.troubles],
         "status": None if status is None else status_json(status),
     }
 
@@ -144,100 +165,111 @@ def _as_json(job: JobView, status: pb.Status | None) -> dict[str, Any]:
 # status
 
 
-def _status(args: argparse.Namespace, state_dir: Path) -> int:
-    job = find_job(state_dir, args.job)
+async def _status(args: argparse.Namespace, places: Places) -> int:
+    from elasticdl.cli.screen import make_console
+
+    job = await places.find(args.job)
     if args.watch and job.running:
         from elasticdl.cli.watching import watch
 
-        asyncio.run(watch(job, as_json=args.json))
-        job = look(job.paths)
-    status = asyncio.run(_last_status(job, _ANSWER_SECONDS))
+        if job.note and not args.json:  # else it waits without a word
+            _show(make_console(), job, None, "")
+        await watch(job, as_json=args.json)
+        job = await job.again()
+    status, silence = None, ""
+    try:
+        status = await last_status(job, _ANSWER_SECONDS)
+    except Unreachable as error:  # not started yet, or between two lives
+        silence = str(error)
     if args.json:
         print(json.dumps(_as_json(job, status), indent=None if args.watch else 1, allow_nan=False))
         return 0
+    _show(make_console(), job, status, silence)
+    return 0
+
+
+def _show(console: Console, job: Job, status: pb.Status | None, silence: str) -> None:
     from elasticdl.cli import summary
-    from elasticdl.cli.screen import make_console
     from elasticdl.cli.view import View
 
-    console = make_console()
     if job.state == "died":
-        console.print(f"{job.name} died: its launcher (process {job.pid}) ended without saying how.", soft_wrap=True)
-        console.print(f"  logs  {job.paths.logs}", soft_wrap=True)
+        console.print(f"{job.name} died: {job.note}.", soft_wrap=True)
+        console.print(f"  logs  {job.logs_at}", soft_wrap=True)
+        if job.left_over:
+            console.print(f"  `elasticdl stop {job.name} --now` removes what is left of it.", soft_wrap=True)
     elif not job.running:
-        summary.show(console, job.name, job.result, job.paths.logs)
+        summary.show(console, job.name, job.result, job.logs_at)
+        return
     elif status is None:
-        console.print(f"{job.name} is running; its master does not answer yet.")
+        why = job.note or silence
+        what = "its master does not answer yet" if job.state == "running" else "nothing runs yet"
+        console.print(f"{job.name} is {job.state}; {what}" + (f": {why}" if why else "."), soft_wrap=True)
     else:
         view = View(job.name)
         view.update(status)
         console.print(view.render())
-    return 0
+    for trouble in job.troubles:
+        if status is not None or trouble.what not in job.note:
+            console.print(str(trouble), soft_wrap=True)
+        if trouble.remedy:
+            console.print(f"  {trouble.remedy}", soft_wrap=True)
 
 
 # logs
 
 
-def _logs(args: argparse.Namespace, state_dir: Path) -> int:
-    from elasticdl.cli import job_logs
-
-    job = find_job(state_dir, args.job)
-    chosen = job_logs.choose(job, args.replica)
-    if not args.follow:
-        for line in job_logs.lines(chosen, args.tail):
-            print(line)
-        return 0
-    asyncio.run(job_logs.follow(job, chosen, args.tail, args.replica == job_logs.ALL))
+async def _logs(args: argparse.Namespace, places: Places) -> int:
+    if args.follow and args.previous:
+        what = "the process before this one says no more"
+        raise UsageError([Problem("--previous", "", what, "Give --follow or --previous.")])
+    job = await places.find(args.job)
+    wish = LogWish(args.replica, args.tail, args.follow, args.previous)
+    async with contextlib.aclosing(job.log(wish)) as lines:
+        async for line in lines:
+            print(line, flush=args.follow)
     return 0
 
 
 # stop
 
 
-def _stop(args: argparse.Namespace, state_dir: Path) -> int:
-    job = find_job(state_dir, args.job)
-    if not job.running:
+async def _stop(args: argparse.Namespace, places: Places) -> int:
+    job = await places.find(args.job)
+    if not job.running and not (args.now and job.left_over):
         what = f"it does not run: it {job.state}"
         raise UsageError([Problem(job.name, "", what, f"`elasticdl status {job.name}` says more.")])
-    return asyncio.run(_stop_now(job) if args.now else _stop_gracefully(job, args.timeout))
+    if not args.now:
+        return await _stop_gracefully(job, args.timeout)
+    await job.stop_now()
+    return _say_end(await job.again(), job)
 
 
-async def _stop_gracefully(job: JobView, timeout_seconds: float) -> int:
-    from elasticdl.cli.master_client import MasterClient
-
+async def _stop_gracefully(job: Job, timeout_seconds: float) -> int:
     print(f"Stopping {job.name}; what it trained is saved first.", flush=True)
-    try:
-        await MasterClient.of(job.paths).stop("stopped by `elasticdl stop`", _ANSWER_SECONDS)
-    except Unreachable:  # no master yet, or between two lives: the launcher sees to it
-        _signal(job, signal.SIGTERM)
-    if await ended(job, timeout_seconds):
-        return _say_end(look(job.paths))
+    deadline = time.monotonic() + timeout_seconds
+    while time.monotonic() < deadline:
+        try:
+            async with job.reach() as master:
+                await master.stop("stopped by `elasticdl stop`", _ANSWER_SECONDS)
+            break
+        except Unreachable:  # no master yet, or between two lives
+            if await job.stop_without_master() or await job.ended(_AGAIN_SECONDS):
+                break
+    if await job.ended(max(0.0, deadline - time.monotonic())):
+        return _say_end(await job.again(), job)
     remedy = f"Wait for it, or run `elasticdl stop {job.name} --now`."
     print(f"{job.name} is still stopping after {timeout_seconds:g} s. {remedy}", file=sys.stderr)
     return 1
 
 
-async def _stop_now(job: JobView) -> int:
-    _signal(job, signal.SIGQUIT)
-    if not await ended(job, _NOW_SECONDS):
-        _signal(job, signal.SIGKILL)  # the kernel and the guard take its processes along
-        await ended(job, _NOW_SECONDS)
-    return _say_end(look(job.paths))
-
-
-def _say_end(job: JobView) -> int:
+def _say_end(job: Job, before: Job) -> int:
     print(f"{job.name} {job.state}" + (f": {job.result['reason']}" if job.result.get("reason") else ""))
     from elasticdl.cli.summary import status_of
 
     checkpoint = status_of(job.result).checkpoint
-    if job.state == "stopped" and checkpoint:
+    spec = before.spec() if job.state == "stopped" and checkpoint else None
+    if spec is not None:
         from elasticdl.cli.resume import resume_command
-        from elasticdl.job.spec import JobSpec
 
-        spec = JobSpec.from_json(job.paths.job_file.read_bytes())
         print(f"Go on where it stopped with\n  {resume_command(spec, Path(checkpoint))}")
     return 0
-
-
-def _signal(job: JobView, number: signal.Signals) -> None:
-    if look(job.paths).running and job.pid is not None:  # locked: this process id is still the launcher's
-        os.kill(job.pid, number)

@@ -30,7 +30,7 @@ GROUPS = {
         "logs": "Show the log of a job's replicas; -f follows it.",
         "stop": "Stop a job gracefully, with a checkpoint.",
         "scale": "Change the number of workers or servers while a job runs.",
-        "top": "Watch what jobs use (not in this release yet).",
+        "top": "Watch what the replicas of running jobs use.",
         "chaos": "Disturb a running job on purpose, by a seed, and report what came of it.",
     },
     "Prepare": {
@@ -42,7 +42,6 @@ JOB_COMMANDS = ("train", "evaluate", "predict")
 LOOKING_AFTER = ("list", "status", "logs", "stop")
 NOT_BUILT = {
     "run": "running a program of your own",
-    "top": "watching what jobs use",
 }
 
 
@@ -75,7 +74,7 @@ def _dispatch(command: str, words: list[str]) -> int:
         return 0
     if command in JOB_COMMANDS:
         return _job(command, words)
-    if command in (*LOOKING_AFTER, "scale", "chaos", "data", "zoo"):
+    if command in (*LOOKING_AFTER, "scale", "top", "chaos", "data", "zoo"):
         return _with_argparse(command, words)
     if command in NOT_BUILT:
         what = f"{NOT_BUILT[command]} is not part of this release yet"
@@ -143,6 +142,11 @@ def _with_argparse(command: str, words: list[str]) -> int:
 
             scale.add_arguments(parser)
             return scale.run(parser.parse_args(words))
+        if command == "top":
+            from elasticdl.cli import top
+
+            top.add_arguments(parser)
+            return top.run(parser.parse_args(words))
         from elasticdl.cli import jobs
 
         jobs.add_arguments(command, parser)

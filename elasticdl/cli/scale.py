@@ -7,10 +7,9 @@ import asyncio
 import contextlib
 import sys
 
-from elasticdl.cli.job_dir import find_job
+from elasticdl.cli import finding
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.errors import Problem, UsageError
-from elasticdl.job import names
 from elasticdl.wire import control_pb2 as pb
 
 _ANSWER_SECONDS = 10.0
@@ -23,22 +22,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="so many workers")
     what = "how long to wait until it is done (default: 120); 0 does not wait"
     parser.add_argument("--timeout", type=float, metavar="SECONDS", default=120.0, help=what)
-    what = "where the jobs are kept (default: ELASTICDL_STATE_DIR or ~/.elasticdl/jobs)"
-    parser.add_argument("--state_dir", "--state-dir", metavar="DIR", help=what)
+    finding.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    state_dir = names.expanded(args.state_dir).absolute() if args.state_dir else names.default_state_dir()
     if args.ps is None and args.workers is None:
         raise UsageError([Problem("scale", "", "nothing to change is given", "Give --ps N, --workers N or both.")])
     wrong = [(flag, n) for flag, n in (("--ps", args.ps), ("--workers", args.workers)) if n is not None and n < 1]
     if wrong:
         raise UsageError([Problem(flag, str(n), "a job needs at least one", "Give 1 or more.") for flag, n in wrong])
-    job = find_job(state_dir, args.job)
-    if not job.running:
-        what = f"it does not run: it {job.state}"
-        raise UsageError([Problem(job.name, "", what, f"`elasticdl status {job.name}` says more.")])
-    return asyncio.run(_scale(MasterClient.of(job.paths), job.name, args))
+    return asyncio.run(_find_and_scale(args))
+
+
+async def _find_and_scale(args: argparse.Namespace) -> int:
+    async with finding.places(args) as places:
+        job = await places.find(args.job)
+        if not job.running:
+            what = f"it does not run: it {job.state}"
+            raise UsageError([Problem(job.name, "", what, f"`elasticdl status {job.name}` says more.")])
+        async with job.reach() as master:
+            return await _scale(master, job.name, args)
 
 
 async def _scale(master: MasterClient, name: str, args: argparse.Namespace) -> int:

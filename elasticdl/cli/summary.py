@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from elasticdl.cli.view import CHANGE_PARTS, STYLES, duration, number, short_name
+from elasticdl.cli.view import CHANGE_PARTS, STYLES, by_kind, duration, number, short_name
 from elasticdl.wire import control_pb2 as pb
 
 
@@ -25,7 +25,7 @@ def status_of(result: Mapping[str, Any]) -> pb.Status:
         return pb.Status()
 
 
-def rows(result: Mapping[str, Any], logs: Path) -> list[tuple[str, str]]:
+def rows(result: Mapping[str, Any], logs: Path | str) -> list[tuple[str, str]]:
     """The summary as (label, text)."""
     s = status_of(result)
     found: list[tuple[str, str]] = []
@@ -47,6 +47,8 @@ def rows(result: Mapping[str, Any], logs: Path) -> list[tuple[str, str]]:
         found.append(("batches that moved nothing", f"{s.skipped_batches:,}, since their gradients were not finite"))
     if s.losses:
         found.append(("replicas lost and replaced", str(s.losses)))
+    if s.incidents:
+        found.append(("what befell replicas", by_kind(s)))
     if s.rollbacks:
         found.append(("servers lost, gone back", f"{s.rollbacks}; {s.repeated_batches:,} steps were trained again"))
     if s.recovery_seconds:
@@ -65,7 +67,7 @@ def rows(result: Mapping[str, Any], logs: Path) -> list[tuple[str, str]]:
     return [*found, ("logs", str(logs))]
 
 
-def show(console: Console, job: str, result: Mapping[str, Any], logs: Path) -> None:
+def show(console: Console, job: str, result: Mapping[str, Any], logs: Path | str) -> None:
     """Print how the job ended: aligned lines, in colour on a terminal."""
     outcome = str(result.get("outcome"))
     first, _, rest = str(result.get("reason", "")).partition("\n")
@@ -114,6 +116,7 @@ def status_json(status: pb.Status) -> dict[str, Any]:
         ],
         "decisions": [{"at": d.at, "text": d.text} for d in status.decisions],
         "losses": status.losses,
+        "incidents": dict(status.incidents),
         "timeline": status.timeline,
         "rollbacks": status.rollbacks,
         "repeated_batches": status.repeated_batches,

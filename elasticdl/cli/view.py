@@ -126,6 +126,8 @@ class View:
             text.append(f"   {status.records_per_second:,.0f} records/s")
         if status.losses:
             text.append(f"   {status.losses} lost and replaced", style="yellow")
+        if status.incidents:
+            text.append(f"   {by_kind(status)}", style="yellow")
         if status.skipped_batches:
             text.append(f"   {status.skipped_batches:,} batches not finite, moved nothing", style="red")
         if status.bad_records:
@@ -214,6 +216,11 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, no_wrap=column != "doing", overflow="ellipsis")
     return table
+
+
+def by_kind(status: pb.Status) -> str:
+    """`1 crashed, 2 preempted`: what befell replicas, as the cluster tells it."""
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(status.incidents.items()))
 
 
 def plain(status: pb.Status) -> str:

@@ -19,7 +19,7 @@ from elasticdl.core.job import Job
 from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED
 from elasticdl.errors import Refused, Unreachable
 from elasticdl.job import loglines
-from elasticdl.job.names import KEEPER, MASTER
+from elasticdl.job.names import KEEPER, MASTER, replica_name
 from elasticdl.master.actions import Actions
 from elasticdl.master.brain import Brain, Effect, Send
 from elasticdl.master.by_hand import Hands
@@ -30,6 +30,7 @@ from elasticdl.master.status import Chronicle, phase, status
 from elasticdl.master.world_brain import WorldBrain
 from elasticdl.master.world_status import world_phase, world_status
 from elasticdl.wire import control_pb2 as pb
+from elasticdl.wire.usage import Meter
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ class Master:
         )  # fmt: skip
         self.relay = Relay(job, self.streams.send) if isinstance(job, AllreduceJob) else None
         self._said_at = 0.0
+        self._meter = Meter()
+        self._usage: dict[str, pb.Usage] = {}  # of replicas
 
     def now(self) -> float:
         """The clock, which never runs back, not even over a restart."""
@@ -79,8 +82,14 @@ class Master:
 
     def status(self) -> pb.Status:
         if isinstance(self.job, AllreduceJob):
-            return world_status(self.job, self.chronicle, self.now(), self._starts)
-        return status(self.job, self.chronicle, self.now(), self._starts)
+            out = world_status(self.job, self.chronicle, self.now(), self._starts)
+        else:
+            out = status(self.job, self.chronicle, self.now(), self._starts)
+        here = {r.name for r in out.replicas if r.state != "gone"}
+        self._usage = {name: used for name, used in self._usage.items() if name in here}
+        for name, used in {replica_name(out.job, MASTER): self._meter.read(), **self._usage}.items():
+            out.usage[name].CopyFrom(used)
+        return out
 
     def _aside(self, replica: str, message: pb.FromReplica) -> bool:
         """What is dealt with at once, and is no event: it may come hundreds of times a second."""
@@ -91,6 +100,8 @@ class Master:
                 event = self.relay.pulse(replica, message.pulse, self.now())
                 if event is not None:
                     self._inbox.put_nowait(event)
+            case "usage":
+                self._usage[replica] = message.usage
             case "stack":
                 log.warning("%s stands here:\n%s", replica, message.stack.text)
             case _:

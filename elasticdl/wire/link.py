@@ -14,6 +14,7 @@ from elasticdl.errors import Refused, Unreachable
 from elasticdl.wire import auth, tls
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import ControlStub
+from elasticdl.wire.usage import REPORT_SECONDS, Meter
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +81,18 @@ class Link:
 
     async def run(self) -> None:
         """Keep the stream open until closed; raises Refused when the master says no, Unreachable when it stays away."""
+        reporting = asyncio.create_task(self._report_usage())
         try:
             await self._run()
         finally:
+            reporting.cancel()
             self._over.set()
+
+    async def _report_usage(self) -> None:
+        meter = Meter()
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            self.send(pb.FromReplica(usage=meter.read()))
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

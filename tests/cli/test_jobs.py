@@ -211,3 +211,51 @@ def test_a_state_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="cannot be read"):
         find_job(tmp_path / "file", "j")
+
+
+def test_the_log_of_the_process_before_this_one(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = JobPaths(state_dir, "done").logs / "elasticdl-done-worker-0.log"
+    header = "==== elasticdl-done-worker-0 starts at 2026-11-15T09:00:0{}.000+00:00 (uid x) ====\n"
+    log.write_text("".join(f"{header.format(i)}life {i}\n" for i in range(3)))
+    shown = said(capsys, "logs", "done", "worker-0", "--previous", state_dir=state_dir)
+    assert shown.splitlines() == [header.format(1).strip(), "life 1"]
+    complaint = said(capsys, "logs", "done", "worker-0", "--previous", "-f", state_dir=state_dir, code=2)
+    assert "Give --follow or --previous." in complaint
+
+
+# A cluster beside them.
+
+
+def outside(folder: Path, kubeconfig: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command with this kubeconfig, and jobs in `folder`; its last line of output says whether it used HTTP."""
+    code = f"import sys; from elasticdl.cli.main import main; code = main({list(words)!r}); "
+    code += "print('aiohttp' in sys.modules); sys.exit(code)"
+    env = environment(KUBECONFIG=str(kubeconfig), ELASTICDL_STATE_DIR=str(folder))
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=30)
+
+
+def test_a_machine_without_a_kubeconfig_asks_no_cluster(state_dir: Path) -> None:
+    listed = outside(state_dir, state_dir / "none", "list")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert listed.stdout.splitlines()[-1] == "False"
+    asked = outside(state_dir, state_dir / "none", "list", "--namespace=team")
+    assert asked.returncode == 2
+    assert "there is no such file. Name a kubeconfig file, or run inside a cluster." in asked.stderr
+
+
+def test_a_cluster_that_does_not_answer_is_one_line_beside_the_jobs_of_this_machine(state_dir: Path) -> None:
+    config = state_dir / "kubeconfig"
+    config.write_text(
+        "{apiVersion: v1, kind: Config, current-context: far, contexts: [{name: far, context: {cluster: far}}], "
+        'clusters: [{name: far, cluster: {server: "http://127.0.0.1:9"}}]}'
+    )
+    listed = outside(state_dir, config, "list")
+    assert listed.returncode == 0
+    (line,) = listed.stderr.splitlines()
+    assert line.startswith("The cluster of far was left out: no answer from http://127.0.0.1:9 within 2 s: Connection")
+    rows = [row.split()[:3] for row in listed.stdout.splitlines()[1:-1]]
+    assert rows == [["killed", "here", "died"], ["done", "here", "succeeded"]]
+    asked = outside(state_dir, config, "status", "nowhere")
+    assert asked.returncode == 2
+    assert f"there is no such job in {state_dir} and namespace default of far." in asked.stderr
+    assert "The cluster of far was left out" in asked.stderr

@@ -94,6 +94,17 @@ def test_the_view_shows_progress_loss_metrics_replicas_and_decisions() -> None:
     assert text.rstrip().endswith("Ctrl-C stops with a checkpoint")
 
 
+def test_what_befell_replicas_is_counted_by_kind(tmp_path: Path) -> None:
+    status = training()
+    status.incidents.update({"preempted": 2, "crashed": 1})
+    view = View("mnist")
+    view.update(status)
+    assert "1 crashed, 2 preempted" in drawn(view, width=160)
+    told = dict(summary.rows({"status": {"incidents": {"evicted": 3}}}, tmp_path))
+    assert told["what befell replicas"] == "3 evicted"
+    assert summary.status_json(status)["incidents"] == {"preempted": 2, "crashed": 1}
+
+
 def test_the_mode_and_batches_that_moved_nothing_are_shown_everywhere(tmp_path: Path) -> None:
     mode = "synchronous (a step averages 4 batches)"
     status = training(mode=mode, skipped_batches=3)

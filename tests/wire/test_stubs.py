@@ -36,7 +36,8 @@ def compiled() -> dict[str, list[tuple[str, str, int]]]:
         fields = []
         for f in message.fields:
             if f.message_type is not None and f.message_type.GetOptions().map_entry:
-                value = TYPES[f.message_type.fields_by_name["value"].type]
+                of = f.message_type.fields_by_name["value"]
+                value = of.message_type.name if of.message_type is not None else TYPES[of.type]
                 fields.append((f"map<string, {value}>", f.name, f.number))
                 continue
             kind = f.message_type.name if f.message_type is not None else TYPES[f.type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import ssl
 from collections.abc import AsyncGenerator, Mapping
@@ -85,7 +86,7 @@ class KubernetesApi:
                     renewed = True
                     continue
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                trouble = str(error) or type(error).__name__
+                trouble = _words(error)
             else:
                 if response.status < 400:
                     return text
@@ -125,7 +126,7 @@ class KubernetesApi:
         except TimeoutError:
             raise Unreachable(f"{self.credentials.server} fell silent") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unreachable(f"the watch of {self.credentials.server} broke: {error}") from error
+            raise Unreachable(f"the watch of {self.credentials.server} broke: {_words(error)}") from error
 
     async def lines(self, path: str, params: Mapping[str, str]) -> AsyncGenerator[str, None]:
         """The lines of an answer that goes on, such as a log that is followed. Not repeated, and without a deadline."""
@@ -143,7 +144,7 @@ class KubernetesApi:
         except TimeoutError:
             raise Unreachable(f"no answer from {self.credentials.server}") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unreachable(f"the connection to {self.credentials.server} broke: {error}") from error
+            raise Unreachable(f"the connection to {self.credentials.server} broke: {_words(error)}") from error
 
     async def websocket(self, path: str, protocol: str) -> aiohttp.ClientWebSocketResponse:
         """A connection to something in the cluster, such as a command that runs in a pod."""
@@ -166,7 +167,7 @@ class KubernetesApi:
         except TimeoutError:
             raise Unreachable(f"no answer from {self.credentials.server}") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unreachable(f"the connection to {self.credentials.server} broke: {error}") from error
+            raise Unreachable(f"the connection to {self.credentials.server} broke: {_words(error)}") from error
 
     async def close(self) -> None:
         self._closed = True
@@ -210,6 +211,14 @@ class KubernetesApi:
         await self.credentials.renew()
         if self.credentials.server.startswith("https"):
             self._tls = self.credentials.tls()  # a plugin may have given a new certificate
+
+
+def _words(error: Exception) -> str:
+    """What went wrong, without what aiohttp adds about its own objects."""
+    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+        number = error.os_error.errno or 0
+        return os.strerror(number) if number > 0 else str(error.os_error)  # below: a name that is not found
+    return str(error) or type(error).__name__
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:

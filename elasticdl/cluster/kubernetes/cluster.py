@@ -14,7 +14,6 @@ from elasticdl.cluster.board import Board
 from elasticdl.cluster.kubernetes.api import PASSING, ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.ledger import Ledger
 from elasticdl.cluster.kubernetes.reading import (
-    CONTAINER,
     EVENT_REASONS,
     KILLED,
     STOPPED,

@@ -130,6 +130,13 @@ def find(context: str | None = None, *, prefer_file: bool = False, env: Mapping[
     return from_files(_paths(env), context)
 
 
+def configured(env: Mapping[str, str] | None = None) -> bool:
+    """Whether there is any cluster to ask: a kubeconfig, or the one that we run in."""
+    env = os.environ if env is None else env
+    inside = "KUBERNETES_SERVICE_HOST" in env and SERVICE_ACCOUNT.exists()
+    return inside or any(path.is_file() for path in _paths(env))
+
+
 def in_cluster(env: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> Credentials:
     host, port = env["KUBERNETES_SERVICE_HOST"], env.get("KUBERNETES_SERVICE_PORT", "443")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"

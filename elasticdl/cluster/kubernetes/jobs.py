@@ -21,6 +21,7 @@ from elasticdl.job import names
 
 State = Literal["pending", "running", "succeeded", "stopped", "failed", "died"]
 _WATCH_SECONDS = 30.0  # between two looks at everything, if nothing of the master's pod is heard meanwhile
+_OUTAGE_SECONDS = 120.0  # of the API server, before whoever waits for a job's end gives up
 _TIDYING_SECONDS = 10.0  # for a job's objects to go, once it says how it ended
 _SUBMISSION_SECONDS = 30.0  # from a job's ConfigMap, which comes first, to its pods
 _OURS = {"labelSelector": f"{names.LABEL_APP}={names.APP}"}
@@ -46,7 +47,7 @@ class ClusterJob:
 
     @property
     def state(self) -> State:
-        """Pending until its master has run; then running, until there is a result or nobody who could write one."""
+        """Pending while its master is; else running, until there is a result or nobody who could write one."""
         outcome = self.result.get("outcome")
         if outcome:
             return outcome if outcome in ("succeeded", "stopped") else "failed"
@@ -57,6 +58,11 @@ class ClusterJob:
             return "running"
         young = self.config is not None and time.time() - (self.started_at or 0.0) < _SUBMISSION_SECONDS
         return "pending" if young else "died"
+
+    @property
+    def never_ran(self) -> bool:
+        """Whether there never was a master that could have started replicas."""
+        return self.state == "pending" and all(_role(pod) in (names.MASTER, names.KEEPER) for pod in self.pods)
 
     @property
     def _kept(self) -> bool:
@@ -78,7 +84,7 @@ class ClusterJob:
         end = exit_of(master)
         if end.code == 0:
             return {"outcome": "succeeded", "reason": ""}
-        return {"outcome": "failed", "reason": "\n".join(["its master " + end.reason, *_last_words(master)])}
+        return {"outcome": "failed", "reason": "\n".join(["its master ended: " + end.reason, *_last_words(master)])}
 
     @property
     def note(self) -> str:
@@ -130,7 +136,8 @@ class ClusterJob:
 
 def read(configs: Iterable[Object], pods: Iterable[Pod], events: Iterable[Event] = ()) -> list[ClusterJob]:
     """The jobs that these objects belong to, the newest first."""
-    config_of, pods_of = {}, {}
+    config_of: dict[tuple[str, str], Object] = {}
+    pods_of: dict[tuple[str, str], list[Pod]] = {}
     for config in configs:
         if config["metadata"].get("labels", {}).get(names.LABEL_JOB):
             config_of[_key(config)] = config
@@ -139,9 +146,9 @@ def read(configs: Iterable[Object], pods: Iterable[Pod], events: Iterable[Event]
             pods_of.setdefault(_key(pod), []).append(pod)
     warnings = by_pod(events)
     found = []
-    for key in {**config_of, **pods_of}:
+    for key in dict.fromkeys([*config_of, *pods_of]):
         mine = tuple(sorted(pods_of.get(key, []), key=lambda pod: str(pod["metadata"]["name"])))
-        job = ClusterJob(*key, config_of.get(key), mine, warnings)
+        job = ClusterJob(key[0], key[1], config_of.get(key), mine, warnings)
         if job.config is not None or job.master is not None:  # else what is left of one, and about to go
             found.append(job)
     return sorted(found, key=lambda job: job.started_at or 0.0, reverse=True)
@@ -181,7 +188,7 @@ async def ended(api: KubernetesApi, job: ClusterJob, deadline_seconds: float | N
     """Wait until the job is over and, for a moment, until its name is free. False when the deadline came first."""
     try:
         async with asyncio.timeout(deadline_seconds):
-            while (job := await look(api, job.namespace, job.name)).running:
+            while (job := await look(api, job.namespace, job.name, _OUTAGE_SECONDS)).running:
                 await _next_change(api, job)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TIDYING_SECONDS):

@@ -62,13 +62,14 @@ def trouble_of(pod: Pod, job_name: str, events: Sequence[Event] = ()) -> Trouble
         end = exit_of(pod)
         if end.code == 0 or end.from_outside:
             return None
-        return Trouble((short,), end.reason, _after_an_end(end.oom, end.code is None, role, short))
+        remedy = _after_an_end(end.oom, end.code is None and end.signal is None, role, short)
+        return Trouble((short,), end.reason, remedy.replace("JOB", job_name))
     what = note_of(pod)
     if not what and phase is ReplicaPhase.PENDING:
         what = _from_events(events)
     if not what or what == "being deleted":
         return None
-    return Trouble((short,), what, _remedy(what, _waiting(pod), role, short))
+    return Trouble((short,), what, _remedy(what, _waiting(pod), role, short).replace("JOB", job_name))
 
 
 def grouped(troubles: Iterable[Trouble]) -> list[Trouble]:

@@ -1,0 +1,172 @@
+"""`JobInCluster`: a job of a Kubernetes cluster, whose objects and pods tell of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.cli.job import ALL, LogWish
+from elasticdl.cli.master_client import MasterClient
+from elasticdl.cluster.kubernetes import jobs, pod_logs
+from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
+from elasticdl.cluster.kubernetes.jobs import ClusterJob
+from elasticdl.cluster.kubernetes.reading import Pod
+from elasticdl.cluster.kubernetes.troubles import Trouble
+from elasticdl.cluster.kubernetes.tunnel import Tunnel
+from elasticdl.errors import Problem, Unreachable, UsageError
+from elasticdl.job import names
+from elasticdl.job.invalid import nearest
+from elasticdl.job.spec import JobSpec
+
+_READ_AT_ONCE = 16  # logs
+
+
+@dataclass(frozen=True)
+class JobInCluster:
+    """A job that was submitted to a cluster, seen through its API server."""
+
+    api: KubernetesApi
+    seen: ClusterJob
+
+    @property
+    def name(self) -> str:
+        return self.seen.name
+
+    @property
+    def place(self) -> str:
+        return f"{self.api.credentials.context}/{self.seen.namespace}"
+
+    @property
+    def state(self) -> str:
+        return self.seen.state
+
+    @property
+    def running(self) -> bool:
+        return self.seen.running
+
+    @property
+    def note(self) -> str:
+        return self.seen.note
+
+    @property
+    def troubles(self) -> Sequence[Trouble]:
+        return self.seen.troubles
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        return self.seen.result
+
+    @property
+    def started_at(self) -> float | None:
+        return self.seen.started_at
+
+    @property
+    def ended_at(self) -> float | None:
+        return self.seen.ended_at
+
+    @property
+    def logs_at(self) -> str:
+        pod = names.replica_name(self.name, names.MASTER)
+        return f"kubectl logs -n {self.seen.namespace} {pod}" if self.seen.master is not None else "gone with its pods"
+
+    @property
+    def left_over(self) -> bool:
+        return self.seen.state == "died" and self.seen.config is not None
+
+    def spec(self) -> JobSpec | None:
+        try:
+            return None if self.seen.job_json is None else JobSpec.from_json(self.seen.job_json)
+        except UsageError:  # of another version
+            return None
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "context": self.api.credentials.context,
+            "namespace": self.seen.namespace,
+            "pods": [str(pod["metadata"]["name"]) for pod in self.seen.pods],
+        }
+
+    @contextlib.asynccontextmanager
+    async def reach(self) -> AsyncIterator[MasterClient]:
+        secrets = await jobs.secret(self.api, self.seen)
+        tunnel = Tunnel(self.api, self.seen.namespace, names.replica_name(self.name, names.MASTER))
+        async with tunnel.open() as address:
+            client = MasterClient(address, secrets.get(names.ENV_TOKEN, ""), secrets.get(names.ENV_TLS_CERT))
+            try:
+                yield client
+            except Unreachable as error:
+                raise Unreachable(f"the master of {self.name} does not answer: {tunnel.trouble or error}") from error
+
+    async def again(self) -> JobInCluster:
+        return JobInCluster(self.api, await jobs.look(self.api, self.seen.namespace, self.name))
+
+    async def ended(self, deadline_seconds: float | None = None) -> bool:
+        return await jobs.ended(self.api, self.seen, deadline_seconds)
+
+    async def stop_without_master(self) -> bool:
+        """One that never ran has nothing to save; one between two lives is about to answer."""
+        now = await self.again()
+        if not now.seen.never_ran:
+            return False
+        await now.stop_now()
+        return True
+
+    async def stop_now(self) -> None:
+        await jobs.delete(self.api, self.seen)
+
+    # Logs.
+
+    async def log(self, wish: LogWish) -> AsyncGenerator[str, None]:
+        only = None if wish.replica == ALL else wish.replica.removeprefix(f"{names.APP}-{self.name}-")
+        pods = self._choose(only, wish)
+        width = max((len(pod_logs.short_name(pod, self.name)) for pod in pods), default=0)
+
+        def marked(short: str, line: str) -> str:
+            return line if only is not None else f"{short:<{width}} | {line}"
+
+        following = pod_logs.Following(self.api, self.seen, only)
+        said = []
+        for pod, lines in zip(pods, await self._read(pods, wish), strict=True):
+            if lines:
+                following.seen[pod["metadata"]["uid"]] = lines[-1][0]
+                said.append((pod_logs.short_name(pod, self.name), lines))
+        shown = pod_logs.merged(said)
+        for short, line in shown if wish.tail is None else shown[len(shown) - min(wish.tail, len(shown)) :]:
+            yield marked(short, line)
+        if wish.follow and self.running:
+            async with contextlib.aclosing(following.lines()) as coming:
+                async for short, line in coming:
+                    yield marked(short, line)
+
+    def _choose(self, only: str | None, wish: LogWish) -> list[Pod]:
+        there = {pod_logs.short_name(pod, self.name): pod for pod in self.seen.pods}
+        if only is None:
+            return list(there.values())
+        if only in there:
+            return [there[only]]
+        if only == names.MASTER and self.running:
+            return []  # about to be made, again perhaps
+        meant = nearest(only, there)
+        known = f"There are {', '.join([*there, ALL])}. The logs of others went with their pods."
+        remedy = f"Did you mean {meant}? {known}" if meant else known
+        raise UsageError([Problem(wish.replica, "", f"job {self.name} has no such replica", remedy)])
+
+    async def _read(self, pods: list[Pod], wish: LogWish) -> list[list[pod_logs.Line]]:
+        turn = asyncio.Semaphore(_READ_AT_ONCE)
+
+        async def read(pod: Pod) -> list[pod_logs.Line]:
+            async with turn:
+                try:
+                    return await pod_logs.read(self.api, pod, wish.tail, previous=wish.previous)
+                except ApiRefused as refusal:
+                    if len(pods) > 1:  # of several, one may be gone since, or have had no container before
+                        return []
+                    if wish.previous and refusal.code in (400, 404):
+                        what = "its container was not started again: there is no log before this one's"
+                        raise UsageError([Problem("--previous", "", what, "Leave it out.")]) from refusal
+                    raise
+
+        return await asyncio.gather(*(read(pod) for pod in pods))

@@ -1,0 +1,138 @@
+"""Where jobs are looked for: the folder of this machine's jobs, and a namespace of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elasticdl.cli.job import Job
+from elasticdl.cli.job_dir import all_jobs
+from elasticdl.cli.local_job import LocalJob
+from elasticdl.errors import Problem, UsageError, WireError
+from elasticdl.job import names
+
+if TYPE_CHECKING:
+    from elasticdl.cluster.kubernetes.api import KubernetesApi
+
+_ASK_SECONDS = 2.0  # a cluster, for its jobs
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, every_namespace: bool = False) -> None:
+    """The flags that say where."""
+    what = "where the jobs of this machine are kept (default: ELASTICDL_STATE_DIR or ~/.elasticdl/jobs)"
+    parser.add_argument("--state_dir", "--state-dir", metavar="DIR", help=what)
+    what = "jobs of this namespace of the cluster (default: the context's)"
+    parser.add_argument("-n", "--namespace", metavar="NAME", help=what)
+    what = "jobs of the cluster of this kubeconfig context (default: the current one; inside a pod, its own cluster)"
+    parser.add_argument("--context", metavar="NAME", help=what)
+    if every_namespace:
+        what = "jobs of all namespaces of the cluster"
+        parser.add_argument("-A", "--all_namespaces", "--all-namespaces", action="store_true", help=what)
+
+
+@dataclass
+class Places:
+    """One or two places; a cluster that was not asked for by name may stay silent."""
+
+    state_dir: Path | None
+    api: KubernetesApi | None
+    namespace: str | None  # None: all
+    trouble: str = ""  # why the cluster's jobs are not known
+
+    async def jobs(self) -> list[Job]:
+        """All of them, the newest first."""
+        found: list[Job] = [LocalJob(view) for view in all_jobs(self.state_dir)] if self.state_dir is not None else []
+        found += await self._of_cluster()
+        return sorted(found, key=lambda job: job.started_at or 0.0, reverse=True)
+
+    async def find(self, name: str) -> Job:
+        """The job of this name: one that runs here, else the one that was started last."""
+        here = [LocalJob(view) for view in all_jobs(self.state_dir)] if self.state_dir is not None else []
+        mine: Job | None = next((job for job in here if job.name == name), None)
+        if mine is not None and mine.running:
+            return mine
+        others = await self._of_cluster()
+        candidates = [*([mine] if mine is not None else []), *(job for job in others if job.name == name)]
+        if candidates:
+            return max(candidates, key=lambda job: (job.running, job.started_at or 0.0))
+        from elasticdl.job.invalid import nearest
+
+        known = {job.name for job in (*here, *others)}
+        meant = nearest(name, known)
+        if meant:
+            remedy = f"Did you mean {meant}?"
+        else:
+            remedy = "`elasticdl list` shows them." if known else f"There are none; {self._elsewhere}."
+        if self.trouble:
+            remedy += f" {self.trouble}"
+        raise UsageError([Problem(name, "", f"there is no such job in {self.described}", remedy)])
+
+    @property
+    def described(self) -> str:
+        cluster = ""
+        if self.api is not None:
+            which = "all namespaces" if self.namespace is None else f"namespace {self.namespace}"
+            cluster = f"{which} of {self.api.credentials.context}"
+        return " and ".join(place for place in (str(self.state_dir or ""), cluster) if place)
+
+    @property
+    def _elsewhere(self) -> str:
+        flags = ["--state_dir"] if self.state_dir is not None else []
+        flags += ["--namespace and --context"] if self.api is not None else []
+        return f"{' or '.join(flags)} {'name' if len(flags) > 1 or self.api is not None else 'names'} another place"
+
+    async def _of_cluster(self) -> list[Job]:
+        if self.api is None:
+            return []
+        from elasticdl.cli.cluster_job import JobInCluster
+        from elasticdl.cluster.kubernetes.jobs import list_jobs
+
+        try:
+            found = await list_jobs(self.api, self.namespace, _ASK_SECONDS)
+        except WireError as error:
+            if self.state_dir is None:
+                raise
+            self.trouble = f"The cluster of {self.api.credentials.context} was left out: {error}"
+            return []
+        return [JobInCluster(self.api, job) for job in found]
+
+
+@contextlib.asynccontextmanager
+async def places(args: argparse.Namespace) -> AsyncIterator[Places]:
+    """What the flags name; without any, this machine and, where there is one, the cluster that kubectl would ask."""
+    everywhere = bool(getattr(args, "all_namespaces", False))
+    named = bool(args.namespace or args.context or everywhere)
+    state_dir = names.expanded(args.state_dir).absolute() if args.state_dir else None
+    if state_dir is None and not named:
+        state_dir = names.default_state_dir()
+    found = Places(state_dir, None, None)
+    if not named and (args.state_dir or not _configured()):
+        yield found
+        return
+    try:
+        from elasticdl.cluster.kubernetes import credentials
+        from elasticdl.cluster.kubernetes.api import KubernetesApi
+
+        found.api = KubernetesApi(credentials.find(args.context))
+    except UsageError as error:
+        if named:
+            raise
+        found.trouble = f"No cluster was asked: {error}"
+        yield found
+        return
+    found.namespace = None if everywhere else args.namespace or found.api.credentials.namespace
+    try:
+        yield found
+    finally:
+        await found.api.close()
+
+
+def _configured() -> bool:
+    """Whether there is a kubeconfig, or a pod's own account; without importing what a cluster needs if not."""
+    from elasticdl.cluster.kubernetes.credentials import configured
+
+    return configured()
