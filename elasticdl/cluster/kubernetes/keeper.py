@@ -20,7 +20,7 @@ from elasticdl.cluster.kubernetes import credentials
 from elasticdl.cluster.kubernetes.api import PASSING, ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.cluster.kubernetes.objects import Object, owned
-from elasticdl.cluster.kubernetes.reading import CONTAINER, Pod, exit_of, leaving, phase_of
+from elasticdl.cluster.kubernetes.reading import Pod, exit_of, leaving, main_container, phase_of
 from elasticdl.cluster.kubernetes.submission import MERGE, find, folder, remove_config
 from elasticdl.cluster.protocol import Exit, ReplicaPhase
 from elasticdl.errors import ElasticDLError, Unreachable
@@ -192,7 +192,7 @@ class Keeper:
                 raise
 
     async def _last_lines(self, pod: Pod) -> list[str]:
-        params = {"tailLines": str(LOG_LINES), "container": CONTAINER}
+        params = {"tailLines": str(LOG_LINES), "container": main_container(pod)}
         with contextlib.suppress(ApiRefused, Unreachable):  # it says less, then
             path = f"{self._pods}/{pod['metadata']['name']}/log"
             return (await self.api.text("GET", path, params=params, deadline_seconds=5.0)).splitlines()

@@ -81,7 +81,9 @@ async def submit(
         await _make(api, owned(objects.keeper, by), mark)
         if master_exists:  # last: what fails before must not take it along
             path = f"{folder('Pod', namespace)}/{objects.master['metadata']['name']}"
-            await api.call("PATCH", path, body={"metadata": {"ownerReferences": [by]}}, content_type=MERGE)
+            # The old client's masters have a label of their own, by which the Service would not find them.
+            adopted = {"metadata": {"ownerReferences": [by], "labels": objects.master["metadata"]["labels"]}}
+            await api.call("PATCH", path, body=adopted, content_type=MERGE)
     except BaseException:  # interrupted, too: half a job would stay for ever
         await _withdraw(api, namespace, by)
         raise

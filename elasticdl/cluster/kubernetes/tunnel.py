@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from elasticdl.cluster.kubernetes.api import KubernetesApi
+from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
 from elasticdl.cluster.kubernetes.reading import CONTAINER
 from elasticdl.errors import WireError
 from elasticdl.job import names
@@ -27,7 +27,7 @@ class Tunnel:
     """Leads to whatever pod bears the name at the moment of a connection: a master that is replaced is found again."""
 
     def __init__(self, api: KubernetesApi, namespace: str, pod: str, command: tuple[str, ...] = COMMAND) -> None:
-        asked = [("container", CONTAINER), ("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
+        asked = [("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
         query = urlencode([*asked, *(("command", word) for word in command)])
         self._path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec?{query}"
         self._api = api
@@ -56,7 +56,7 @@ class Tunnel:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            socket = await self._api.websocket(self._path, _PROTOCOL)
+            socket = await self._connect()
             async with socket:
                 ways = {
                     asyncio.create_task(self._send(reader, socket)),
@@ -72,6 +72,14 @@ class Tunnel:
             self.trouble = str(error)
         finally:
             writer.close()
+
+    async def _connect(self) -> aiohttp.ClientWebSocketResponse:
+        try:
+            return await self._api.websocket(f"{self._path}&container={CONTAINER}", _PROTOCOL)
+        except ApiRefused as refusal:
+            if refusal.code != 400:
+                raise
+            return await self._api.websocket(self._path, _PROTOCOL)  # a pod of the old client's making, with only one
 
     async def _send(self, reader: asyncio.StreamReader, socket: aiohttp.ClientWebSocketResponse) -> None:
         with contextlib.suppress(OSError, aiohttp.ClientError):  # an end that went away; the other hears of it

@@ -11,7 +11,7 @@ import base64
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from elasticdl.cli import by_hand, flags
@@ -46,20 +46,24 @@ def master(words: list[str]) -> int:
 
 def job_of(words: Sequence[str]) -> Resolved:
     """The job that the flags describe. What was left open there is left open here."""
-    return flags.read_request([*_given(words), "--runtime=kubernetes"]).resolved
+    given = _given(words)
+    if given.get("worker_image") == given.get("image_name"):  # which that client always says
+        given.pop("worker_image", None)
+    return flags.read_request([f"--{name}={value}" for name, value in given.items()] + ["--runtime=kubernetes"]).resolved
 
 
-def _given(words: Sequence[str]) -> Iterator[str]:
-    """That client writes every flag, with a space before its value, whether it was given or not."""
-    rest = list(words)
+def _given(words: Sequence[str]) -> dict[str, str]:
+    """That client writes every flag, one even twice, with a space before its value, whether it was given or not."""
+    rest, found = list(words), dict[str, str]()
     while rest:
         word = rest.pop(0)
         name = word.removeprefix("--").partition("=")[0]
         value = word.partition("=")[2] if "=" in word else rest.pop(0) if rest and not rest[0].startswith("--") else ""
         knob = knobs().get(spellings().get(name, ""))
-        if value in EMPTY or (knob is not None and knob.gone is not None) or DEFAULTS.get(name) == value:
-            continue
-        yield f"--{name}={value}"
+        gone = knob is not None and knob.gone is not None
+        if name != "yaml" and value not in EMPTY and not gone and DEFAULTS.get(name) != value:
+            found[name] = value
+    return found
 
 
 async def _adopted(spec: JobSpec) -> tuple[dict[str, str], dict[str, str]]:
