@@ -98,11 +98,11 @@ async def _lead(place: Place) -> int:
         result = leading.result()
         if paths.root.is_dir():
             running.conclude(paths, result)
-        code = {"succeeded": 0, "stopped": 0}.get(result["outcome"], result.get("exit_code", 1))
+        code = int(result.get("exit_code", 1)) if result["outcome"] == "failed" else 0
         await _tell(place, {**result, "exit_code": code})
         if result["outcome"] == "succeeded" and not any(paths.checkpoint.glob("version-*")):
             shutil.rmtree(paths.root, ignore_errors=True)  # a volume must not fill up with jobs that are done
-        return int(code)
+        return code
     finally:
         for task in (leading, keeping):
             task.cancel()

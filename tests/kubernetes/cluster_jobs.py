@@ -64,7 +64,8 @@ def allow_jobs(namespace: str) -> None:
 
 def in_pods(shared: Path, *more: str, **env: str) -> list[str]:
     """Flags with which pods find this tree, its Python and a folder of the test's, at the same places as here."""
-    places = [shared, ROOT, Path(sys.prefix)]
+    places = dict.fromkeys([shared, ROOT, Path(sys.prefix), Path(sys.base_prefix)])  # a virtual environment has both
+    places.pop(Path("/usr"), None)  # the image's own
     volumes = ";".join(f"host_path={place},mount_path={place}" for place in places)
     given = {"PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": str(ROOT), **env}
     envs = ",".join(f"{key}={value}" for key, value in given.items())
