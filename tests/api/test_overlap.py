@@ -148,7 +148,8 @@ def world_of_two() -> tuple[Group, Group]:
 def test_a_peer_has_the_sums_of_the_last_layer_before_the_first_one_is_differentiated() -> None:
     mine, theirs = world_of_two()
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
-    sums = PlainSums(TorchModel(model, torch.optim.SGD(model.parameters(), lr=0.1)), 0, bucket_floats=1)
+    trained = TorchModel(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    sums = PlainSums(trained, 0, bucket_floats=1)
     # The last bias, then its weights, then the first layer's; the loss in the end.
     buckets = [slice(48, 49), slice(40, 48), slice(32, 40), slice(0, 32), slice(49, 50)]
     sums.forget(2)
@@ -159,6 +160,7 @@ def test_a_peer_has_the_sums_of_the_last_layer_before_the_first_one_is_different
             for _ in buckets[:-1]:
                 peer.give()
             sums.begin(1.0, mine)
+            trained.begin(seed=step)
             hidden = model[0](torch.ones(3, 4))
 
             def differentiating(_: torch.Tensor, peer: BucketSum = peer) -> None:

@@ -120,7 +120,7 @@ def test_however_many_passes_a_step_has_every_record_weighs_the_same_in_it(
     num_workers: int, first: list[list[int]]
 ) -> None:
     """The third step of an epoch is short, and none of those that count."""
-    wanted, by_parts = train(deterministic=True)
+    wanted, by_parts = train(deterministic=True, num_workers=num_workers)
     state, sizes = train(deterministic=False, num_workers=num_workers)
     assert [sizes[n] for n in (0, 1, 3)] == first
     assert all(max(of_step) <= 18 // num_workers for of_step in sizes.values())
