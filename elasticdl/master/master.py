@@ -73,7 +73,6 @@ class Master:
         self.relay = Relay(job, self.streams.send) if isinstance(job, AllreduceJob) else None
         self._said_at = 0.0
         self._meter = Meter()
-        self._usage: dict[str, pb.Usage] = {}  # of replicas
 
     def now(self) -> float:
         """The clock, which never runs back, not even over a restart."""
@@ -85,9 +84,7 @@ class Master:
             out = world_status(self.job, self.chronicle, self.now(), self._starts)
         else:
             out = status(self.job, self.chronicle, self.now(), self._starts)
-        here = {r.name for r in out.replicas if r.state != "gone"}
-        self._usage = {name: used for name, used in self._usage.items() if name in here}
-        for name, used in {replica_name(out.job, MASTER): self._meter.read(), **self._usage}.items():
+        for name, used in {replica_name(out.job, MASTER): self._meter.read(), **self.streams.usage}.items():
             out.usage[name].CopyFrom(used)
         return out
 
@@ -100,8 +97,6 @@ class Master:
                 event = self.relay.pulse(replica, message.pulse, self.now())
                 if event is not None:
                     self._inbox.put_nowait(event)
-            case "usage":
-                self._usage[replica] = message.usage
             case "stack":
                 log.warning("%s stands here:\n%s", replica, message.stack.text)
             case _:

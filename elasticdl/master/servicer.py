@@ -44,6 +44,7 @@ class Streams(ControlServicer):
         self._datasets = datasets  # what the data consists of, as JSON
         self._came = came  # takes a worker that was started by hand, where the job has such
         self._outboxes: dict[str, Outbox] = {}
+        self.usage: dict[str, pb.Usage] = {}  # what those that are connected last said they use
         self._left = asyncio.Event()  # set while nobody is connected
         self._left.set()
         self._over = asyncio.Event()
@@ -121,6 +122,7 @@ class Streams(ControlServicer):
             reader.cancel()
             if self._outboxes.get(name) is outbox:
                 del self._outboxes[name]
+                self.usage.pop(name, None)
                 if not self._outboxes:
                     self._left.set()
                 self._hear(e.ReplicaDropped(name, hello.incarnation))
@@ -130,7 +132,10 @@ class Streams(ControlServicer):
             async for message in messages:
                 if self._outboxes.get(name) is not outbox:
                     return
-                if message.WhichOneof("body") not in (None, "hello") and not self._aside(name, message):
+                kind = message.WhichOneof("body")
+                if kind == "usage":
+                    self.usage[name] = message.usage
+                elif kind not in (None, "hello") and not self._aside(name, message):
                     self._hear(event_of(name, message))
         finally:
             outbox.put_nowait(None)

@@ -178,8 +178,9 @@ def test_keepalive_notices_a_frozen_master_and_takes_it_back_when_it_thaws(run: 
         server.communicate()
 
 
-def test_a_quiet_stream_is_left_alone_by_keepalive(run: Run) -> None:
+def test_a_quiet_stream_is_left_alone_by_keepalive(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC servers cut clients that ping a silent stream often, unless told that it is wanted."""
+    monkeypatch.setattr("elasticdl.wire.link.REPORT_SECONDS", 3600)
 
     async def story() -> None:
         async with Hall() as hall, Replica(hall.address, options=QUICK) as replica:
@@ -188,6 +189,23 @@ def test_a_quiet_stream_is_left_alone_by_keepalive(run: Run) -> None:
                 async with asyncio.timeout(5.5):  # five pings: gRPC sends no more than one a second
                     await hall.hear(e.ReplicaDropped)
             assert not replica.link.broken.is_set()
+
+    run(story())
+
+
+def test_a_replica_says_what_it_uses_for_as_long_as_it_is_connected(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elasticdl.wire.link.REPORT_SECONDS", 0.05)
+
+    async def story() -> None:
+        async with Hall() as hall:
+            async with Replica(hall.address) as replica:
+                await replica.receive("welcome")
+                async with asyncio.timeout(10):
+                    while NAME not in hall.streams.usage:  # noqa: ASYNC110 (it is no event)
+                        await asyncio.sleep(0.02)
+                assert hall.streams.usage[NAME].memory_bytes > 5 << 20
+            await hall.hear(e.ReplicaDropped)
+            assert hall.streams.usage == {}
 
     run(story())
 
