@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from elasticdl.job.checks import roles
 from elasticdl.job.spec import JobSpec
 
 MANIFESTS = "manifests"  # where this project keeps what an administrator applies once
+CHECKED = f"{names.APP}-check-"  # how the names of objects begin that are only tried
+_CHECKED = re.compile(rf' "{CHECKED}\w+"')
 # (group, resource, verb): what master and keeper do, as manifests/elasticdl-rbac.yaml grants it.
 MASTER_NEEDS = (
     *(("", "pods", verb) for verb in ("get", "list", "watch", "create", "delete", "patch")),
@@ -171,20 +174,19 @@ async def _rehearsal(api: KubernetesApi, spec: JobSpec, objects: list[Object]) -
             name = names.replica_name(str(spec.job_name), role, 0)
             objects = [*objects, maker(ReplicaRequest(name, role, 0, ("python",), spec.envs))]
     said = await asyncio.gather(*(_refusal(api, thing) for thing in objects))
-    found: dict[str, Problem] = {}
+    found: dict[str, list[str]] = {}
     for thing, refusal in zip(objects, said, strict=True):
         if refusal is not None:
-            role = thing["metadata"]["labels"].get(names.LABEL_TYPE)
-            what = f"the {role}'s pod" if role else f"the {thing['kind']}"
-            remedy = "Change the flag, or the overlay of --cluster_spec or --cluster_spec_json, that asks for it."
-            found.setdefault(str(refusal), Problem(what, "", str(refusal), remedy))
-    return list(found.values())
+            who = thing["metadata"]["labels"].get(names.LABEL_TYPE, thing["kind"])
+            found.setdefault(_CHECKED.sub("", str(refusal)), []).append(who)
+    remedy = "Change the flag, or the overlay of --cluster_spec or --cluster_spec_json, that asks for it."
+    return [Problem(", ".join(who), "", text.rstrip("."), remedy) for text, who in found.items()]
 
 
 async def _refusal(api: KubernetesApi, thing: Object) -> ApiRefused | None:
     # Under a name of the server's making: what an earlier job left may still have its own.
     meta = {key: value for key, value in thing["metadata"].items() if key != "name"}
-    body = {**thing, "metadata": {**meta, "generateName": f"{names.APP}-check-"}}
+    body = {**thing, "metadata": {**meta, "generateName": CHECKED}}
     try:
         await api.call("POST", folder(thing["kind"], meta["namespace"]), body=body, params={"dryRun": "All"})
     except ApiRefused as refusal:
