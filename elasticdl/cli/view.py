@@ -200,7 +200,7 @@ def decisions(status: pb.Status, most: int = _DECISIONS_SHOWN) -> RenderableType
     if not status.decisions:
         return None
     table = Table.grid(padding=(0, 1))
-    table.add_column(no_wrap=True, style="dim")
+    table.add_column(no_wrap=True, style="dim", min_width=8)
     table.add_column(overflow="ellipsis", no_wrap=True)
     for d in status.decisions[-most:]:
         table.add_row(time.strftime("%H:%M:%S", time.localtime(d.at)), Text(first_line(d.text)))
