@@ -139,6 +139,7 @@ def test_on_a_directory_of_the_node_the_image_says_who_it_is_and_the_jobs_folder
     assert "runAsUser" not in objects.master["spec"]["securityContext"]
     (maker,) = objects.master["spec"]["initContainers"]
     assert maker["command"][-1] == "/data/.elasticdl"
+    assert objects.master["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] == "main"
     assert maker["securityContext"]["runAsUser"] == 0
     assert maker["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]}
     assert "initContainers" not in objects.keeper["spec"]

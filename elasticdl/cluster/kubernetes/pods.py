@@ -25,6 +25,8 @@ LOW_PRIORITY = "low"
 _WITH_TOKEN = (names.MASTER, names.KEEPER)
 # The keeper waits, nearly always: a Python with an HTTP client.
 _KEEPER_RESOURCES = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "256Mi"}}
+# So that `kubectl logs` needs no word about which container is meant: since 1.21, and before.
+_SHOWN_FIRST = ("kubectl.kubernetes.io/default-container", "kubectl.kubernetes.io/default-logs-container")
 _MAKE_FOLDER = """\
 import os, sys
 try:
@@ -94,6 +96,7 @@ class PodMaker:
             _without_root(pod_spec, container, self.run_as)
         elif role == names.MASTER and spec.state_dir is not None and places.made_on_node(spec):
             pod_spec["initContainers"] = [_folder_maker(spec.state_dir, container)]
+            meta["annotations"] = {name: CONTAINER for name in _SHOWN_FIRST}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod_spec}
         if spec.cluster_spec_json is not None:
             pod = merged(pod, json.loads(spec.cluster_spec_json))
