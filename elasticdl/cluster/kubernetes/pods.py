@@ -96,7 +96,7 @@ class PodMaker:
             _without_root(pod_spec, container, self.run_as)
         elif role == names.MASTER and spec.state_dir is not None and places.made_on_node(spec):
             pod_spec["initContainers"] = [_folder_maker(spec.state_dir, container)]
-            meta["annotations"] = {name: CONTAINER for name in _SHOWN_FIRST}
+            meta["annotations"] = dict.fromkeys(_SHOWN_FIRST, CONTAINER)
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod_spec}
         if spec.cluster_spec_json is not None:
             pod = merged(pod, json.loads(spec.cluster_spec_json))
