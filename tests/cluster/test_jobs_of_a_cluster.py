@@ -131,6 +131,15 @@ def test_a_master_that_crashed_is_made_again_while_there_is_a_keeper() -> None:
     assert job.note == "its master ended (exit code 1); its keeper makes it again"
 
 
+def test_a_master_whose_init_container_failed_says_which() -> None:
+    first = {"name": "folder", "state": ended(127, "ContainerCannotRun", message='exec: "python": not found')}
+    master = pod(names.MASTER, "Failed", waiting("PodInitializing"), status={"initContainerStatuses": [first]})
+    job = one(config(), KEEPER, master)
+    why = 'its init container folder failed with exit code 127: exec: "python": not found'
+    assert job.note == f"its master ended ({why}); its keeper makes it again"
+    assert [(t.what, "Python and ElasticDL in it" in t.remedy) for t in job.troubles] == [(why, True)]
+
+
 def test_a_job_of_which_nothing_is_left_was_stopped() -> None:
     gone = ClusterJob("team", "mnist")
     assert (gone.state, gone.result["reason"]) == ("stopped", "nothing of it is left")

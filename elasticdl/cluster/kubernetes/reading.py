@@ -175,9 +175,19 @@ def _without_a_container(pod: Pod, kind: str, taken: str, last_lines: tuple[str,
     elif status.get("reason"):
         why = _joined(status["reason"], status.get("message"))
     else:
-        why = _NOT_KEPT
+        why = _failed_before(status) or _NOT_KEPT
     by_us = str(ending) if ending is not None and leaving(pod) else ""
     return Exit(None, None, oom=False, reason=why, last_lines=last_lines, taken=kind or by_us)
+
+
+def _failed_before(status: dict[str, Any]) -> str:
+    """Which init container failed, without which the main one is not started."""
+    for container in status.get("initContainerStatuses", []):
+        terminated = container.get("state", {}).get("terminated") or {}
+        if terminated.get("exitCode"):
+            what = f"its init container {container['name']} failed with exit code {terminated['exitCode']}"
+            return _joined(what, terminated.get("message"))
+    return ""
 
 
 def _taken(pod: Pod, events: Sequence[dict[str, Any]]) -> tuple[str, str]:

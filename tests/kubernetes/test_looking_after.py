@@ -1,0 +1,222 @@
+"""`elasticdl list | status | logs | scale | top | stop` with jobs of a real cluster, as a user types them.
+
+The jobs are whole ones, whose pods see this tree: they need a cluster whose node is this machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.launched import MODELS, ROOT, environment, write_ids
+from tests.cluster.kubernetes_stage import CONTEXT, kubectl, own_namespace
+from tests.kubernetes.cluster_jobs import KINDS, allow_jobs, in_pods, require_this_machine
+
+pytestmark = pytest.mark.kubernetes
+
+SMALL, LIMIT = "cpu=0.05,memory=100Mi", "cpu=1,memory=1000Mi"
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[str]:
+    """One of its own: these tests list all jobs of it."""
+    require_this_machine()
+    with own_namespace() as name:
+        allow_jobs(name)
+        yield name
+
+
+@pytest.fixture(scope="module")
+def data(shared: Path) -> Path:
+    return write_ids(shared / "looked-at" / "ids", 2000)
+
+
+def elasticdl(*words: str, code: int | None = 0, timeout: float = 120) -> str:
+    """What a command printed, of both kinds."""
+    context = [f"--context={CONTEXT}"] if CONTEXT and words[0] != "train" else []
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticdl", *words, *context],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
+    assert code is None or done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def submit(namespace: str, data: Path, name: str, **values: str) -> None:
+    """Submit a job of the witness model that trains for minutes."""
+    given = dict(flag.removeprefix("--").split("=", 1) for flag in in_pods(data.parent, OMP_NUM_THREADS="1"))
+    given |= {
+        "job_name": name, "namespace": namespace, "model_zoo": str(MODELS), "model_def": "witness.custom_model",
+        "training_data": str(data), "num_workers": "1", "num_ps_pods": "1", "minibatch_size": "4",
+        "num_epochs": "200", "log_loss_steps": "20",
+        **{f"{role}_resource_request": SMALL for role in ("master", "worker", "ps")},
+        **{f"{role}_resource_limit": LIMIT for role in ("master", "worker", "ps")}, **values,
+    }  # fmt: skip
+    elasticdl("train", *(f"--{flag}={value}" for flag, value in given.items()))
+
+
+def status(name: str, namespace: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(elasticdl("status", name, "--json", "-n", namespace))
+    return found
+
+
+def until(what: Callable[[], Any], seconds: float = 90) -> Any:
+    """What it says once it says anything; each question is a command that takes its time."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"not so within {seconds:g} s"
+        time.sleep(0.2)  # between two commands
+    return found
+
+
+def trains(name: str, namespace: str) -> bool:
+    now = status(name, namespace)
+    assert now["state"] in ("pending", "running"), now
+    return now["status"] is not None and now["status"]["records_done"] > 0
+
+
+@pytest.fixture(scope="module")
+def running(namespace: str, data: Path) -> str:
+    """A job that trains for as long as the tests of this file look at it."""
+    submit(namespace, data, "runner")
+    until(lambda: trains("runner", namespace))
+    return "runner"
+
+
+def test_a_running_job_is_listed_with_its_place_and_progress(namespace: str, running: str) -> None:
+    header, row = elasticdl("list", "-n", namespace).splitlines()
+    assert header.split() == ["NAME", "WHERE", "STATE", "PROGRESS", "STARTED", "DURATION"]
+    assert re.match(rf"runner +\S+/{namespace} +running +\d+% of 400,000 records +20", row)
+    found = json.loads(elasticdl("list", "--json", "-A"))
+    assert [job["namespace"] for job in found if job["name"] == "runner"] == [namespace]
+
+
+def test_the_status_of_a_running_job_is_its_masters(namespace: str, running: str) -> None:
+    text = elasticdl("status", "runner", "-n", namespace)
+    assert "runner  training" in text
+    assert re.search(r"worker-0 +working", text) and re.search(r"ps-0 +working", text)
+    found = status("runner", namespace)
+    assert (found["state"], found["troubles"]) == ("running", [])
+    assert set(found["pods"]) == {f"elasticdl-runner-{short}" for short in ("keeper", "master", "ps-0", "worker-0")}
+
+
+def test_logs_come_from_the_api_server(namespace: str, running: str) -> None:
+    assert "Master of runner" in elasticdl("logs", "runner", "-n", namespace)
+    assert "Loss = " in elasticdl("logs", "runner", "worker-0", "-n", namespace)
+    everything = elasticdl("logs", "runner", "all", "-n", namespace).splitlines()
+    assert {line.split(" | ")[0].strip() for line in everything} >= {"master", "ps-0", "worker-0"}
+    written = re.findall(r"\| \[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3}\]", "\n".join(everything))
+    times = [time.mktime(time.strptime(text, "%Y-%m-%d %H:%M:%S")) for text in written]
+    # In the order in which the node heard of them, which is nearly that in which they were written.
+    assert len(times) > 5 and all(earlier <= later + 2 for earlier, later in itertools.pairwise(times))
+    assert len(elasticdl("logs", "runner", "all", "--tail=3", "-n", namespace).splitlines()) == 3
+    complaint = elasticdl("logs", "runner", "worker-9", "-n", namespace, code=2)
+    assert "worker-9: job runner has no such replica. Did you mean worker-0? There are keeper, master" in complaint
+    assert "its container was not started again" in elasticdl(
+        "logs", "runner", "worker-0", "--previous", "-n", namespace, code=2
+    )
+
+
+def test_replicas_say_what_they_use(namespace: str, running: str) -> None:
+    def spoken() -> Any:
+        (found,) = json.loads(elasticdl("top", "runner", "--json", "-n", namespace))
+        return found if all(replica["memory_bytes"] for replica in found["replicas"]) else None
+
+    replicas = until(spoken)["replicas"]
+    assert [replica["name"] for replica in replicas] == ["master", "ps-0", "worker-0"]
+    assert all(10 << 20 < replica["memory_bytes"] < 1000 << 20 for replica in replicas)
+    assert all(replica["memory_limit_bytes"] == 1000 << 20 for replica in replicas)
+    assert re.search(r"worker-0 +working +\d\.\d\d of 1 +\d+ MiB of 1000 MiB", elasticdl("top", "-n", namespace))
+
+
+def test_a_job_is_scaled_through_its_master(namespace: str, running: str) -> None:
+    assert elasticdl("scale", "runner", "--workers=2", "-n", namespace) == "runner: 2 workers train.\n"
+    assert "elasticdl-runner-worker-1" in status("runner", namespace)["pods"]
+
+
+def test_a_worker_without_room_is_told_with_the_remedy_while_the_job_goes_on(
+    namespace: str, data: Path, running: str
+) -> None:
+    submit(namespace, data, "large", worker_resource_request="cpu=900,memory=64Mi", worker_resource_limit="cpu=900")
+    found = until(lambda: status("large", namespace)["troubles"] and status("large", namespace))
+    (trouble,) = found["troubles"]
+    assert found["state"] == "running" and trouble["replicas"] == ["worker-0"]
+    assert "unschedulable" in trouble["what"] and "Insufficient cpu" in trouble["what"]
+    assert "To need less cpu: --worker_resource_request" in trouble["remedy"]
+    text = elasticdl("status", "large", "-n", namespace)
+    assert "large  starting" in text and "worker-0: unschedulable" in text
+    assert elasticdl("stop", "large", "--now", "-n", namespace).startswith("large stopped")
+
+
+def test_a_master_whose_image_is_not_there_is_pending_with_the_remedy_and_can_be_stopped(
+    namespace: str, data: Path
+) -> None:
+    submit(namespace, data, "noimage", image_name="elasticdl:not-there", image_pull_policy="Never")
+    found = until(lambda: (s := status("noimage", namespace))["troubles"] and s)
+    assert (found["state"], found["status"]) == ("pending", None)
+    text = elasticdl("status", "noimage", "-n", namespace)
+    assert "noimage is pending; nothing runs yet: its master cannot start: its image is not on the node" in text
+    assert "(elasticdl:not-there)" in text
+    assert "or let it be pulled: --image_pull_policy=IfNotPresent." in text
+    said = elasticdl("stop", "noimage", "-n", namespace)
+    assert "noimage stopped: nothing of it is left" in said
+    assert "noimage" not in elasticdl("list", "-n", namespace)
+
+
+def test_a_master_that_runs_out_of_memory_is_told_with_the_flag(namespace: str, data: Path) -> None:
+    submit(namespace, data, "tight", master_resource_request="memory=20Mi", master_resource_limit="memory=20Mi")
+    found = until(lambda: (s := status("tight", namespace))["state"] == "failed" and s, seconds=120)
+    assert "out of memory: the kernel killed it at its limit of" in found["reason"]
+    assert any("--master_resource_request" in trouble["remedy"] for trouble in found["troubles"])
+
+
+def test_a_missing_secret_is_told_by_name(namespace: str, data: Path) -> None:
+    missing = {"spec": {"containers": [{"name": "main", "envFrom": [{"secretRef": {"name": "hf-token"}}]}]}}
+    submit(namespace, data, "nosecret", cluster_spec_json=json.dumps(missing))
+    found = until(lambda: (s := status("nosecret", namespace))["troubles"] and s)
+    assert found["state"] == "pending"
+    assert 'CreateContainerConfigError: secret "hf-token" not found' in found["reason"]
+    assert found["troubles"][0]["remedy"].startswith("Make the secret hf-token in the job's namespace")
+    elasticdl("stop", "nosecret", "--now", "-n", namespace)
+
+
+def test_following_ends_with_the_job_that_is_stopped_with_a_checkpoint(namespace: str, running: str) -> None:
+    """The last look at the running job: it ends here."""
+    command = [sys.executable, "-m", "elasticdl", "logs", "runner", "all", "-f", "--tail=1", "-n", namespace]
+    following = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+    assert following.stdout is not None
+    following.stdout.readline()  # it looks on before the job is stopped
+    said = elasticdl("stop", "runner", "-n", namespace)
+    text, _ = following.communicate(timeout=60)
+    assert following.returncode == 0
+    assert re.search(r"worker-\d +\| ", text) and "the job stopped: stopped by `elasticdl stop`" in text
+    assert "runner stopped: stopped by `elasticdl stop`; the checkpoint holds version" in said
+    assert "--checkpoint_dir_for_init=" in said and f"--namespace={namespace}" in said
+    left = kubectl("get", KINDS, "-l", "elasticdl-job-name=runner", "-o", "name", namespace=namespace)
+    assert left.split() == ["pod/elasticdl-runner-master"]
+    ended = status("runner", namespace)
+    assert (ended["state"], ended["status"]["phase"]) == ("stopped", "stopped")
+    assert "runner stopped: stopped by" in elasticdl("status", "runner", "-n", namespace)
+    assert "the job stopped" in elasticdl("logs", "runner", "-n", namespace)
+    assert "it does not run: it stopped" in elasticdl("stop", "runner", "-n", namespace, code=2)
+
+
+def test_stopping_now_leaves_nothing(namespace: str, data: Path) -> None:
+    submit(namespace, data, "cut")
+    until(lambda: trains("cut", namespace))
+    assert elasticdl("stop", "cut", "--now", "-n", namespace) == "cut stopped: nothing of it is left\n"
+
+    def left() -> list[str]:
+        return kubectl("get", KINDS, "-l", "elasticdl-job-name=cut", "-o", "name", namespace=namespace).split()
+
+    until(lambda: not left(), seconds=30)
+    assert "there is no such job" in elasticdl("status", "cut", "-n", namespace, code=2)
