@@ -88,7 +88,8 @@ def read_token(spec: JobSpec) -> str:
         token = Path(spec.token_file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         what = f"cannot be read: {error.strerror if isinstance(error, OSError) else 'it is no text'}"
-        raise UsageError([Problem("--token_file", spec.token_file, what, "Name a file with a secret in it.")]) from error
+        problem = Problem("--token_file", spec.token_file, what, "Name a file with a secret in it.")
+        raise UsageError([problem]) from error
     if not token or not token.isascii() or not token.isprintable():
         what = "holds no secret: one line of ASCII text"
         remedy = f"Make one: openssl rand -hex 32 > {spec.token_file}"

@@ -22,7 +22,17 @@ log = logging.getLogger(__name__)
 
 # What a worker decides itself: where its copy of the model lies, and how much it says.
 OWN = ("model_zoo", "model_def", "log_level")
-ABOUT_ITSELF = ("worker_id", "master_addr", "token_file", "runtime", "state_dir", "checkpoint_dir", "job_name", "use_async")
+# What is derived, or about nobody else.
+NOT_ASKED = (
+    "worker_id",
+    "master_addr",
+    "token_file",
+    "runtime",
+    "state_dir",
+    "checkpoint_dir",
+    "job_name",
+    "use_async",
+)
 
 
 def work(own: JobSpec, token: str) -> int:
@@ -53,7 +63,7 @@ def part_of(own: JobSpec, job: JobSpec) -> JobSpec:
     given = own.given()
     for name, value in given.items():
         said = getattr(job, name)
-        if name not in (*OWN, *ABOUT_ITSELF) and knobs()[name].gone is None and said != value:
+        if name not in (*OWN, *NOT_ASKED) and knobs()[name].gone is None and said != value:
             knob = knobs()[name]
             log.warning("%s=%s changes nothing: the master says %s", knob.flag, knob.spell(value), knob.spell(said))
     return job.with_values(**{name: given[name] for name in OWN if name in given})

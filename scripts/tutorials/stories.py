@@ -180,13 +180,17 @@ def by_hand(stage: Stage) -> None:
           --minibatch_size=10 \\
           --log_level=INFO\"""")
     shell.say("In another terminal, a worker:")
-    shell.type(f"""{run} \\
+    shell.type(
+        f"""{run} \\
     bash -c "python -m elasticdl.python.elasticdl.worker.main \\
           --worker_id=1 \\
           --model_file=elasticdl/python/examples/mnist_functional_api.py \\
           --codec_type=tf_example \\
           --master_addr=localhost:50001 \\
-          --log_level=INFO\"""", seconds=JOB_SECONDS, show=_ends)
+          --log_level=INFO\"""",
+        seconds=JOB_SECONDS,
+        show=_ends,
+    )
     shell.say("The first terminal shows:")
     shell.finish(JOB_SECONDS)
 
@@ -235,7 +239,8 @@ def coming_and_going(stage: Stage) -> None:
     stage.pods(job)
     stage.until_pods(
         lambda pods: (
-            sum(_is(pod, "test-nginx", "Running") for pod in pods) == 5 and not any(_is(p, "", "Terminating") for p in pods)
+            sum(_is(pod, "test-nginx", "Running") for pod in pods) == 5
+            and not any(_is(p, "", "Terminating") for p in pods)
         )
     )
     stage.pods(job)

@@ -74,10 +74,10 @@ async def submitted(client: Path, namespace: str, job: str, *flags: str) -> Asyn
             await kubectl_soon("delete", "pods", "-l", label, *gone, namespace=namespace)
 
 
-def witness(tmp: Path, *flags: str) -> list[str]:
+def witness(tmp: Path, *flags: str, **env: str) -> list[str]:
     data = write_ids(tmp / "ids", RECORDS)
     return [
-        *in_pods(tmp, OMP_NUM_THREADS="1"), f"--model_zoo={ROOT / 'tests' / 'models'}",
+        *in_pods(tmp, OMP_NUM_THREADS="1", **env), f"--model_zoo={ROOT / 'tests' / 'models'}",
         "--model_def=witness.custom_model", f"--training_data={data}", f"--num_epochs={EPOCHS}", "--minibatch_size=10",
         "--num_minibatches_per_task=4", "--aux_params=num_servers=1", f"--output={tmp / 'model'}", "--num_ps_pods=1",
         "--num_workers=2", "--distribution_strategy=ParameterServerStrategy", *flags,
@@ -110,10 +110,10 @@ def test_what_is_wrong_with_a_job_of_the_old_client_is_in_its_pods_log(
     old_client: Path, namespace: str, shared: Path
 ) -> None:
     async def story() -> None:
-        flags = [f for f in witness(shared) if not f.startswith("--num_ps")]
-        async with submitted(old_client, namespace, "wrong", *flags, "--envs=ELASTICDL_X=1") as job:
+        async with submitted(old_client, namespace, "wrong", *witness(shared, ELASTICDL_X="1")) as job:
             await job.pod_seen("master", lambda pod: pod["status"].get("phase") == "Failed")
-            assert "ELASTICDL_X" in job.log("master")
+            assert "--envs=ELASTICDL_X=1: set by ElasticDL itself. Remove ELASTICDL_X." in job.log("master")
+            assert await job.cleared() == ["pod/elasticdl-wrong-master"], "nothing was made for it"
 
     asyncio.run(story())
 

@@ -11,8 +11,8 @@ COPY = HERE / "command_lines.txt"
 
 _FENCE = re.compile(r"^``` ?(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(
-    r"(\$ )?(cat|cd|docker|eksctl|elasticdl|eval|export|gcloud|git|kubectl|make|minikube|mkdir|pip|sed|wget|scripts/\S+|"
-    r"[A-Z_]+=\S+)( |$)"
+    r"(\$ )?(cat|cd|docker|eksctl|elasticdl|eval|export|gcloud|git|kubectl|make|minikube|mkdir|pip|sed|wget|"
+    r"scripts/\S+|[A-Z_]+=\S+)( |$)"
 )
 
 

@@ -6,6 +6,9 @@ import argparse
 import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -127,6 +130,21 @@ def test_every_file_of_a_manifest_of_the_examples_is_a_job_that_resolves() -> No
         )  # fmt: skip
 
 
-def test_the_old_place_of_the_tests_runs_the_tests() -> None:
-    text = (ROOT / "elasticdl" / "python" / "tests" / "conftest.py").read_text()
-    assert "K8S_TESTS" in text
+@pytest.mark.parametrize(("answer", "runs"), [("False", ["test_plain"]), ("True", ["test_cluster", "test_plain"])])
+def test_the_old_place_of_the_tests_runs_the_tests_with_or_without_a_cluster(
+    tmp_path: Path, answer: str, runs: list[str]
+) -> None:
+    """In a tree like this one, with three tests."""
+    old = tmp_path / "elasticdl" / "python" / "tests"
+    shutil.copytree(ROOT / "elasticdl" / "python" / "tests", old, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tests").mkdir()
+    tests = [
+        f"@pytest.mark.{mark}\ndef test_{name}(): pass"
+        for mark, name in (("kubernetes", "cluster"), ("filterwarnings", "plain"), ("long", "whole_job"))
+    ]
+    (tmp_path / "tests" / "test_three.py").write_text("\n".join(["import pytest", *tests]))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "elasticdl/python/tests"],
+        cwd=tmp_path, env={**os.environ, "K8S_TESTS": answer}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert re.findall(r"PASSED tests/test_three.py::(\w+)", done.stdout) == runs, done.stdout + done.stderr

@@ -7,4 +7,12 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[3] / "model_zoo"))
 
-from mnist.mnist_functional_api import custom_model, eval_metrics_fn, feed, loss, optimizer  # noqa: E402, F401
+from mnist.mnist_functional_api import (  # type: ignore[import-not-found]
+    custom_model,
+    eval_metrics_fn,
+    feed,
+    loss,
+    optimizer,
+)
+
+__all__ = ["custom_model", "eval_metrics_fn", "feed", "loss", "optimizer"]

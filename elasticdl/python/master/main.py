@@ -49,7 +49,8 @@ def job_of(words: Sequence[str]) -> Resolved:
     given = _given(words)
     if given.get("worker_image") == given.get("image_name"):  # which that client always says
         given.pop("worker_image", None)
-    return flags.read_request([f"--{name}={value}" for name, value in given.items()] + ["--runtime=kubernetes"]).resolved
+    given["runtime"] = "kubernetes"
+    return flags.read_request([f"--{name}={value}" for name, value in given.items()]).resolved
 
 
 def _given(words: Sequence[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`pytest elasticdl/python/tests` runs the tests, which lie in tests/ now; with K8S_TESTS=False, those without a cluster.
+"""`pytest elasticdl/python/tests` runs the tests, which lie in tests/ now; with K8S_TESTS=False without a cluster.
 
 Whole long jobs and Docker builds have make targets of their own, as they do in `make test`.
 """
