@@ -25,6 +25,7 @@ from elasticdl.job.names import replica_name
 
 PREEMPTED, CRASHED, OUT_OF_MEMORY, FINISHED = "preempted", "crashed", "out of memory", "finished"
 BLAMED = "crashed in a batch"  # the batch's records answer for it, not the worker's budget
+BY_OTHERS = ("preempted", "evicted", "deleted", "node lost")  # kinds of ends, as a cluster tells them
 CAUSES = (PREEMPTED, CRASHED, OUT_OF_MEMORY, FINISHED, BLAMED)
 BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 MEMORY_GROWTH, MEMORY_RAISES = 1.5, 2
@@ -79,7 +80,7 @@ class Slot:
     memory_raises: int = 0
     due: float = 0.0  # when the next one may be launched
     reason: str = "the job wants it"
-    past: list[str] = field(default_factory=list)  # uids of those that are gone, where the name is used again
+    past: list[str] = field(default_factory=list)  # uids and incarnations of who is gone, where a name is used again
     wanted: bool = True
     on_trial: bool = False  # asked for while the job runs: if it cannot be had, the job goes on without
 
@@ -139,7 +140,7 @@ class Replicas:
         r = self.replicas.get(name)
         if r is None or r.state in (State.STOPPING, State.GONE):
             return False
-        return r.incarnation in ("", incarnation)
+        return r.incarnation in ("", incarnation) and incarnation not in self.slots[r.slot].past
 
     def role_of(self, name: str) -> str:
         return self.replicas[name].role if name in self.replicas else ""
@@ -240,11 +241,12 @@ class Replicas:
         r.held_up = kind
 
     def _count(self, event: ReplicaGone) -> None:
-        """What befell a replica; one that we stop or sent away ends as we wanted."""
+        """What befell a replica; one that we stop or sent away ends as we wanted, unless the cluster says otherwise."""
         r = self.replicas.get(event.name)
         if r is None or self.finished or not event.kind or not self.concerns(event.name, event.uid):
             return
-        if r.state is not State.STOPPING and self.slots[r.slot].wanted:
+        by_us = r.state is State.STOPPING or not self.slots[r.slot].wanted
+        if not by_us or event.kind in BY_OTHERS:  # a server that was told to go by others is then told to by us
             self.incidents[event.kind] = self.incidents.get(event.kind, 0) + 1
 
     def _master_started(
@@ -296,7 +298,8 @@ class Replicas:
         why = r.detail if replaced else reason
         self._enter(r, State.GONE, now, why)
         if r.role == "ps":
-            self.slots[r.slot].past.append(uid or r.uid)
+            # Its process may still run, where a pod was removed by force or a node is lost.
+            self.slots[r.slot].past += [uid or r.uid, *filter(None, [r.incarnation])]
             cause = r.cause or cause
         elif replaced:
             return

@@ -149,16 +149,21 @@ class Master:
 
     async def _decide(self, events: list[e.Event]) -> None:
         entries, effects = [], []
+        gone: list[Callable[[], None]] = []  # streams of those that are: their processes may still run, and speak
         for event in events:
             if self.job.outcome:
                 break
             if isinstance(event, e.ReplicaJoined) and not self.job.replicas.admits(event.name, event.incarnation):
                 continue
+            if isinstance(event, e.ReplicaGone) and self.job.replicas.concerns(event.name, event.uid):
+                gone.append(self.streams.cutter(event.name))
             now = self.now()
             entries.append((event, now))
             effects += self.brain.decide(event, now)
         self.journal.append(entries)
         faults.point("master.after_journal")
+        for cut in gone:
+            cut()
         for effect in effects:
             await self._act(effect)
         for event, _ in entries:

@@ -389,3 +389,20 @@ def test_what_befalls_replicas_is_counted_by_kind_and_what_the_master_wants_is_n
     house.replicas.resize("worker", 0, house.now)
     house.hear(e.ReplicaGone(name("worker", 4), "uid-worker-4", PREEMPTED, "stopped", kind="stopped"))
     assert house.replicas.incidents == {"preempted": 2, "deleted": 1, "crashed": 1}
+
+
+def test_a_server_whose_pod_was_removed_by_force_does_not_come_back_as_its_own_successor() -> None:
+    house = House(workers=0, servers=1)
+    house.start("ps", 0)
+    house.end(0, PREEMPTED, role="ps")
+    assert not house.replicas.admits(name("ps", 0), "inc-ps-0"), "its process still runs, and speaks"
+    assert house.replicas.admits(name("ps", 0), "the new one")
+
+
+def test_a_server_that_others_told_to_go_counts_although_it_is_we_who_stop_it_then() -> None:
+    house = House(workers=0, servers=1)
+    house.start("ps", 0)
+    house.replicas.replace(name("ps", 0), PREEMPTED, "told to go", house.now, [])
+    house.hear(e.ReplicaGone(name("ps", 0), "uid-ps-0", PREEMPTED, "deleted", kind="deleted"))
+    house.start("ps", 0)
+    assert house.replicas.incidents == {"deleted": 1}
