@@ -73,6 +73,10 @@ class JobInCluster:
         return f"kubectl logs -n {self.seen.namespace} {pod}" if self.seen.master is not None else "gone with its pods"
 
     @property
+    def answer_seconds(self) -> float:
+        return 15.0  # for each connection a process starts in its pod, which may have little of a busy node
+
+    @property
     def left_over(self) -> bool:
         return self.seen.state == "died" and self.seen.config is not None
 

@@ -67,6 +67,10 @@ class Job(Protocol):
         """Where its logs are, for people."""
 
     @property
+    def answer_seconds(self) -> float:
+        """How long its master may take to answer."""
+
+    @property
     def left_over(self) -> bool:
         """Whether something of it that does not run any more is still to be removed."""
 

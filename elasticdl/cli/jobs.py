@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from elasticdl.wire import control_pb2 as pb
 
-_ANSWER_SECONDS = 5.0  # a master that is started again needs two
-_GLANCE_SECONDS = 2.0
+_GLANCE_SECONDS = 5.0  # at each job of a list
 _AGAIN_SECONDS = 1.0  # before a master that does not answer is asked again
 _ASKED_AT_ONCE = 8  # masters, for a list
 
@@ -114,7 +113,7 @@ async def _statuses(jobs: list[Job]) -> list[pb.Status | None]:
     async def status(job: Job) -> pb.Status | None:
         async with turn:
             with contextlib.suppress(WireError):
-                return await last_status(job, _GLANCE_SECONDS)
+                return await last_status(job, min(_GLANCE_SECONDS, job.answer_seconds))
         return None
 
     return await asyncio.gather(*map(status, jobs))
@@ -178,7 +177,7 @@ async def _status(args: argparse.Namespace, places: Places) -> int:
         job = await job.again()
     status, silence = None, ""
     try:
-        status = await last_status(job, _ANSWER_SECONDS)
+        status = await last_status(job, job.answer_seconds)
     except Unreachable as error:  # not started yet, or between two lives
         silence = str(error)
     if args.json:
@@ -250,7 +249,7 @@ async def _stop_gracefully(job: Job, timeout_seconds: float) -> int:
     while time.monotonic() < deadline:
         try:
             async with job.reach() as master:
-                await master.stop("stopped by `elasticdl stop`", _ANSWER_SECONDS)
+                await master.stop("stopped by `elasticdl stop`", job.answer_seconds)
             break
         except Unreachable:  # no master yet, or between two lives
             if await job.stop_without_master() or await job.ended(_AGAIN_SECONDS):

@@ -66,6 +66,10 @@ class LocalJob:
         return str(self.view.paths.logs)
 
     @property
+    def answer_seconds(self) -> float:
+        return 5.0  # one that is started again needs two
+
+    @property
     def left_over(self) -> bool:
         return False  # the kernel sees to that
 

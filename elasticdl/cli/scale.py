@@ -12,7 +12,7 @@ from elasticdl.cli.master_client import MasterClient
 from elasticdl.errors import Problem, UsageError
 from elasticdl.wire import control_pb2 as pb
 
-_ANSWER_SECONDS = 10.0
+_ANSWER_SECONDS = 15.0
 OVER = ("succeeded", "stopped", "failed")
 
 

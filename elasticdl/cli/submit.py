@@ -92,8 +92,8 @@ def _shown(api: KubernetesApi) -> str:
 
 def _what_next(spec: JobSpec, api: KubernetesApi) -> str:
     job, namespace = str(spec.job_name), str(spec.namespace)
-    ours = "" if namespace == "default" else f" --namespace={namespace}"
-    theirs = "" if namespace == "default" else f" -n {namespace}"
+    ours = "" if namespace == api.credentials.namespace else f" --namespace={namespace}"
+    theirs = "" if namespace == api.credentials.namespace else f" -n {namespace}"
     commands = {
         f"elasticdl status {job}{ours}": "how far it is, its replicas, and why",
         f"elasticdl logs {job}{ours} -f": "its master's log; add a replica for another one",

@@ -21,11 +21,11 @@ from elasticdl.job import names
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
     from elasticdl.job.spec import JobSpec
     from elasticdl.wire import control_pb2 as pb
 
-_ANSWER_SECONDS = 5.0
 _FRAME_SECONDS = 0.5
 _LOOK_SECONDS = 5.0  # how often it is seen which jobs there are
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -149,7 +149,7 @@ def _replica(status: pb.Status, spec: JobSpec | None, name: str, role: Any, stat
 
 async def _look(job: Job) -> Look:
     try:
-        return Look(job, await last_status(job, _ANSWER_SECONDS))
+        return Look(job, await last_status(job, job.answer_seconds))
     except WireError as error:
         return Look(job, None, str(error))
 
@@ -167,31 +167,39 @@ def size(count: float) -> str:
 
 def table(looks: Sequence[Look]) -> RenderableType:
     """Every job with its sums, and below it its replicas."""
-    from rich.text import Text
-
     from elasticdl.cli.summary import table_of
-    from elasticdl.cli.view import STYLES
 
     found = table_of("REPLICA", "STATE", "CPU", "MEMORY", "DOING")
-    for column in (2, 3):
-        found.columns[column].justify = "right"
-    for number, look in enumerate(looks):
-        if number:
-            found.add_row()
-        status, replicas = look.status, look.replicas
-        name = Text(look.job.name + ("" if look.job.place == "here" else f" ({look.job.place})"), style="bold")
-        if status is None:
-            found.add_row(name, Text(look.job.state, style="yellow"), "–", "–", look.silence)
-            continue
-        done = f"{status.records_done / status.records_total:.0%}" if status.records_total else "–"
-        pace = f"{done}, {status.records_per_second:,.0f} records/s"
-        cpu, memory = sum(r.cpu or 0.0 for r in replicas), sum(r.memory_bytes or 0 for r in replicas)
-        phase = Text(status.phase, style=STYLES.get(status.phase, "cyan"))
-        found.add_row(name, phase, Text(f"{cpu:.2f}", style="bold"), Text(size(memory), style="bold"), pace)
-        for r in replicas:
-            state = Text(r.state, style=STYLES.get(r.state, ""))
-            found.add_row(f"  {r.name}", state, _cpu(r), _memory(r), r.doing)
+    rows: list[list[Text | str]] = []
+    for look in looks:
+        rows += [[""] * len(found.columns)] if rows else []
+        rows += _rows(look)
+    for number, column in enumerate(found.columns):
+        column.justify = "right" if column.header in ("CPU", "MEMORY") else "left"
+        if column.header != "DOING":  # what there is no room for is cut off at the end
+            column.min_width = max(len(row[number]) for row in rows)
+    for row in rows:
+        found.add_row(*row)
     return found
+
+
+def _rows(look: Look) -> list[list[Text | str]]:
+    from rich.text import Text
+
+    from elasticdl.cli.view import STYLES
+
+    status, replicas = look.status, look.replicas
+    name = Text(look.job.name + ("" if look.job.place == "here" else f" ({look.job.place})"), style="bold")
+    if status is None:
+        return [[name, Text(look.job.state, style="yellow"), "–", "–", look.silence]]
+    done = f"{status.records_done / status.records_total:.0%}" if status.records_total else "–"
+    cpu, memory = sum(r.cpu or 0.0 for r in replicas), sum(r.memory_bytes or 0 for r in replicas)
+    sums = [Text(f"{cpu:.2f}", style="bold"), Text(size(memory), style="bold")]
+    phase = Text(status.phase, style=STYLES.get(status.phase, "cyan"))
+    rows: list[list[Text | str]] = [[name, phase, *sums, f"{done}, {status.records_per_second:,.0f} records/s"]]
+    for r in replicas:
+        rows.append([f"  {r.name}", Text(r.state, style=STYLES.get(r.state, "")), _cpu(r), _memory(r), r.doing])
+    return rows
 
 
 def _cpu(r: Replica) -> str:
@@ -200,7 +208,7 @@ def _cpu(r: Replica) -> str:
     return f"{r.cpu:.2f}" + (f" of {r.cpu_limit:g}" if r.cpu_limit is not None else "")
 
 
-def _memory(r: Replica) -> RenderableType:
+def _memory(r: Replica) -> Text:
     from rich.text import Text
 
     if r.memory_bytes is None:

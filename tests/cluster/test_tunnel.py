@@ -13,7 +13,7 @@ from aiohttp import WSMsgType, web
 
 from elasticdl.cluster.kubernetes.api import KubernetesApi
 from elasticdl.cluster.kubernetes.credentials import Credentials
-from elasticdl.cluster.kubernetes.tunnel import Tunnel
+from elasticdl.cluster.kubernetes.tunnel import COMMAND, Tunnel
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 PROTOCOL = "v4.channel.k8s.io"
@@ -90,7 +90,7 @@ async def echo() -> AsyncIterator[int]:
 
 
 def command(port: int) -> tuple[str, ...]:
-    return sys.executable, "-m", "elasticdl.cluster.kubernetes.pipe", str(port)
+    return sys.executable, *COMMAND[1:-1], str(port)
 
 
 def test_what_goes_in_at_one_end_comes_out_at_the_other_and_nothing_stays_behind(run: Run) -> None:

@@ -1,6 +1,7 @@
-"""`python -m elasticdl.cluster.kubernetes.pipe PORT`: standard input and output of a pod, joined to one of its ports.
+"""Standard input and output of a process in a pod, joined to one of the pod's ports.
 
-It is what `elasticdl status` and the like run in a master's pod, to reach the master through the API server.
+It is what `elasticdl status` and the like run in a pod, to reach the master through the API server. The text of
+this file is the program: it imports nothing but the standard library.
 """
 
 from __future__ import annotations

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from urllib.parse import urlencode
 
 import aiohttp
 
+from elasticdl.cluster.kubernetes import pipe
 from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
 from elasticdl.cluster.kubernetes.reading import CONTAINER
 from elasticdl.errors import WireError
@@ -17,7 +19,8 @@ from elasticdl.job import names
 
 # A command rather than `portforward`: that needs socat on the nodes of Kubernetes before 1.24, and the websockets of
 # the two differ between versions, while a command's are the same in all of them.
-COMMAND = ("python", "-m", "elasticdl.cluster.kubernetes.pipe", str(names.MASTER_PORT))
+# Its program travels with it, and needs nothing of the image but Python: it starts in a third of the time.
+COMMAND = ("python", "-S", "-c", Path(pipe.__file__).read_text(encoding="utf-8"), str(names.MASTER_PORT))
 _PROTOCOL = "v4.channel.k8s.io"
 _INPUT, _OUTPUT, _ERRORS, _END = range(4)  # the first byte of a message says what it belongs to
 _CHUNK = 1 << 15
