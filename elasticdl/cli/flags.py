@@ -18,6 +18,7 @@ from elasticdl.job.yaml_file import read_yaml
 OPTIONS = {
     "file": "-f FILE, --file FILE",
     "dry_run": "--dry_run[=yaml|json]",
+    "context": "--context NAME",
     "help": "--help",
     "help_all": "--help_all",
 }
@@ -30,6 +31,7 @@ class Request:
 
     resolved: Resolved
     dry_run: Literal["yaml", "json"] | None = None
+    context: str | None = None  # of the kubeconfig: whoever submits has it, the job does not
 
 
 @dataclass
@@ -57,7 +59,8 @@ def read_request(words: Sequence[str], command: str = "train") -> Request:
     reading = _read_words(words, command)
     spec, problems, refused = _spec(reading)
     dry_run = reading.options.get("dry_run")
-    return Request(resolve(spec, problems, refused), "json" if dry_run == "json" else "yaml" if dry_run else None)
+    form: Literal["yaml", "json"] | None = "json" if dry_run == "json" else "yaml" if dry_run else None
+    return Request(resolve(spec, problems, refused), form, reading.options.get("context"))
 
 
 def read_spec(words: Sequence[str], command: str = "train") -> tuple[JobSpec, list[Problem]]:
@@ -139,10 +142,14 @@ def _read_option(reading: _Reading, name: str, value: str | None, rest: list[str
         elif text != "false":
             reading.options["dry_run"] = text
         return
-    if value is None and name == "file" and rest and _is_value(rest[0]):
+    if value is None and name in ("file", "context") and rest and _is_value(rest[0]):
         value = rest.pop(0)
     if name == "file" and not value:
         reading.problem("-f", "", "has no value", "Write -f job.yaml.")
+    elif name == "context" and not value:
+        reading.problem(
+            "--context", "", "has no value", "Write --context=NAME; kubectl config get-contexts lists them."
+        )
     elif name == "file" and name in reading.options:
         reading.problem("-f", value or "", "given twice", "Put everything into one file.")
     else:

@@ -33,7 +33,8 @@ EXAMPLES = {
 }
 OPTIONS = (
     ("-f, --file FILE", "Read the job from a YAML file with the flags' names as keys; flags override it."),
-    ("--dry_run[=yaml|json]", "Print the resolved job and run nothing."),
+    ("--dry_run[=yaml|json]", "Print the resolved job, with what its cluster says to it, and run nothing."),
+    ("--context NAME", "The kubeconfig's context to submit with; by default its current one."),
     ("--help", "Show the common flags."),
     ("--help_all", "Show every flag."),
 )

@@ -91,17 +91,17 @@ def _job(command: str, words: list[str]) -> int:
         return 0
     request = flags.read_request(words, command)
     if request.dry_run is not None:
-        return _dry_run(request.resolved, request.dry_run)
+        return _dry_run(request.resolved, request.dry_run, request.context)
     if request.resolved.require().runtime == "kubernetes":
         from elasticdl.cli import submit
 
-        return submit.run(request.resolved)
+        return submit.run(request.resolved, request.context)
     from elasticdl.cli import train
 
     return train.run(request.resolved)
 
 
-def _dry_run(resolved: Resolved, form: Literal["yaml", "json"]) -> int:
+def _dry_run(resolved: Resolved, form: Literal["yaml", "json"], context: str | None) -> int:
     from elasticdl.cli.dry_run import show
 
     said: list[str] = []
@@ -111,7 +111,7 @@ def _dry_run(resolved: Resolved, form: Literal["yaml", "json"]) -> int:
 
         from elasticdl.cli.submit import ask
 
-        said = asyncio.run(ask(resolved.spec))
+        said = asyncio.run(ask(resolved.spec, context))
     print(show(resolved, form, said))
     return 0
 

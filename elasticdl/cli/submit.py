@@ -28,8 +28,8 @@ ANSWER_SECONDS = 15.0  # somebody waits at a terminal
 ASK_SECONDS = 5.0  # for a dry run, which is of use without a cluster too
 
 
-def run(resolved: Resolved) -> int:
-    """Submit a resolved job and return, or write its objects to a file as --yaml says."""
+def run(resolved: Resolved, context: str | None = None) -> int:
+    """Submit a resolved job and return, or write its objects to a file as --yaml says. `context`: of the kubeconfig."""
     spec = resolved.require()
     if spec.yaml is not None:
         _write_yaml(resolved, spec.yaml)
@@ -37,7 +37,7 @@ def run(resolved: Resolved) -> int:
     for line in _lines(resolved):
         print(line)
     sys.stdout.flush()
-    print(asyncio.run(_submit(spec)))
+    print(asyncio.run(_submit(spec, context)))
     return 0
 
 
@@ -48,20 +48,20 @@ def secrets_of(spec: JobSpec) -> dict[str, str]:
     return found | (Keys.new().env(servers=True) if spec.encrypt_data_plane else {})
 
 
-async def _submit(spec: JobSpec) -> str:
+async def _submit(spec: JobSpec, context: str | None) -> str:
     given = secrets_of(spec)
-    async with _api(spec, ANSWER_SECONDS) as api:
+    async with _api(spec, context, ANSWER_SECONDS) as api:
         problems = await preflight(api, spec, given)
         if problems:
             raise UsageError(problems)
         await submit(api, spec, given, tell=lambda line: print(line, flush=True))
-        return _what_next(spec, api)
+        return _what_next(spec, context, api)
 
 
-async def ask(spec: JobSpec) -> list[str]:
+async def ask(spec: JobSpec, context: str | None = None) -> list[str]:
     """What the cluster would say to this job, in lines."""
     try:
-        async with _api(spec, ASK_SECONDS) as api:
+        async with _api(spec, context, ASK_SECONDS) as api:
             problems = await preflight(api, spec, secrets_of(spec))
             where = f"{_shown(api)}, namespace {spec.namespace}"
     except (WireError, UsageError) as error:
@@ -72,8 +72,8 @@ async def ask(spec: JobSpec) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def _api(spec: JobSpec, deadline_seconds: float) -> AsyncIterator[KubernetesApi]:
-    found = credentials.find(prefer_file=spec.force_use_kube_config_file)
+async def _api(spec: JobSpec, context: str | None, deadline_seconds: float) -> AsyncIterator[KubernetesApi]:
+    found = credentials.find(context, prefer_file=spec.force_use_kube_config_file)
     api = KubernetesApi(found, deadline_seconds=deadline_seconds)
     try:
         yield api
@@ -90,10 +90,12 @@ def _shown(api: KubernetesApi) -> str:
     return f"{found.context} ({found.server})" if found.context else found.server
 
 
-def _what_next(spec: JobSpec, api: KubernetesApi) -> str:
+def _what_next(spec: JobSpec, context: str | None, api: KubernetesApi) -> str:
     job, namespace = str(spec.job_name), str(spec.namespace)
     ours = "" if namespace == api.credentials.namespace else f" --namespace={namespace}"
     theirs = "" if namespace == api.credentials.namespace else f" -n {namespace}"
+    if context is not None:
+        ours, theirs = f"{ours} --context={context}", f"{theirs} --context={context}"
     commands = {
         f"elasticdl status {job}{ours}": "how far it is, its replicas, and why",
         f"elasticdl logs {job}{ours} -f": "its master's log; add a replica for another one",

@@ -224,6 +224,12 @@ def test_without_a_cluster_the_user_is_told_what_is_missing(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     assert main(WORDS) == 2
     assert "there is no such file. Name a kubeconfig file, or run inside a cluster." in capsys.readouterr().err
+    (tmp_path / "config").write_text("current-context: here\ncontexts: [{name: here, context: {}}]\n")
+    assert main([*WORDS, "--context=there"]) == 2
+    assert "context=there: is not in the kubeconfig. It has here." in capsys.readouterr().err
+    assert main([*WORDS, "--context"]) == 2
+    assert "--context: has no value. Write --context=NAME" in capsys.readouterr().err
+    (tmp_path / "config").unlink()
     assert main([*WORDS, "--dry_run"]) == 0
     shown = capsys.readouterr().out
     assert "# The cluster:\n#   It was not asked: KUBECONFIG=" in shown
