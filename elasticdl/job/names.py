@@ -26,6 +26,9 @@ ENV_WORKER_NUM = "WORKER_NUM"
 ENV_POD_IP = "MY_POD_IP"
 ENV_TF_CONFIG = "TF_CONFIG"
 
+# Environment that numeric libraries read: how many threads they use.
+ENV_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
 # Environment that only ElasticDL's own processes read.
 OWN_ENV = "ELASTICDL_"  # how their names begin
 ENV_JOB_FILE = "ELASTICDL_JOB_FILE"  # path of the job's JSON

@@ -29,8 +29,6 @@ from elasticdl.master.brain import partial_directory
 from elasticdl.ps.snapshot import Manifest
 from elasticdl.wire.auth import Keys
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
 
 @dataclass
 class Actions:
@@ -55,11 +53,11 @@ class Actions:
         if role == "worker":
             env |= {names.ENV_WORKER_ID: str(index), names.ENV_WORKER_NUM: str(spec.num_workers)}
         if self._in_pods:  # which see all cores of their node, and have the job's files where its ConfigMap is mounted
-            env = {**dict.fromkeys(THREADS, str(math.ceil(cpu or 1))), **env}
+            env = {**dict.fromkeys(names.ENV_THREADS, str(math.ceil(cpu or 1))), **env}
             env[names.ENV_JOB_FILE] = f"{names.CONFIG_DIR}/{names.JOB_KEY}"
         elif cpu is None:
             share = max(1, (os.cpu_count() or 1) // spec.num_workers) if role == "worker" else 1
-            env = {**{k: str(share) for k in THREADS if k not in self.env}, **env}
+            env = {**{k: str(share) for k in names.ENV_THREADS if k not in self.env}, **env}
         python = "python" if self._in_pods else sys.executable  # of its own image
         command: tuple[str, ...] = (python, "-m", f"elasticdl.{role}")
         if role == "worker" and spec.job_command is not None:

@@ -44,7 +44,9 @@ def work(own: JobSpec, token: str) -> int:
     with tempfile.TemporaryDirectory(prefix="elasticdl-worker-") as folder:
         (Path(folder) / "job.json").write_text(job.to_json())
         (Path(folder) / "datasets.json").write_text(part.datasets)
+        share = str(max(1, (os.cpu_count() or 1) // job.num_workers))  # threads that wait for a core spin
         os.environ |= {
+            **{name: share for name in names.ENV_THREADS if name not in os.environ},
             **job.envs,
             names.ENV_JOB_FILE: str(Path(folder) / "job.json"),
             names.ENV_REPLICA: part.replica,

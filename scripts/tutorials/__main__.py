@@ -28,9 +28,10 @@ def main() -> int:
     parser.add_argument("--dev_image", default="elasticdl:dev", help="for master and worker by hand")
     parser.add_argument("--mounts", default="", help="options of docker run for them, such as -v /data:/data")
     parser.add_argument("--stand_in", default="", help="an image with sleep that plays nginx's part")
-    parser.add_argument("--scale", type=float, default=0.1, help="of the CPU and memory that pods ask for")
+    parser.add_argument("--scale", type=float, help="of the CPU and memory that pods ask for")
     args = parser.parse_args()
-    title, play = STORIES[args.story]
+    title, scale, play = STORIES[args.story]
+    scale = args.scale or scale
     with tempfile.TemporaryDirectory(prefix="elasticdl-tutorial-") as top:
         folder, programs = Path(top) / "elasticdl", Path(top) / "bin"
         programs.mkdir()
@@ -41,11 +42,11 @@ def main() -> int:
         env = {"PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "120", "PYTHONPATH": str(ROOT)}
         shell = Shell(folder, env, [(f"{ROOT}/", ""), (str(folder), "~/elasticdl")])
         mounts = f"{args.mounts} " if args.mounts else ""
-        stage = Stage(shell, args.base_image, args.namespace, args.scale, args.dev_image, mounts, args.stand_in)
+        stage = Stage(shell, args.base_image, args.namespace, scale, args.dev_image, mounts, args.stand_in)
         for job in ("test-mnist", "test-mnist-allreduce"):
             stage.clear(job)
         shell.say(f"# {title}")
-        shell.say(ABOUT.format(story=args.story))
+        shell.say(ABOUT.format(story=args.story) + (SCALED.format(scale=scale) if scale != 1 else ""))
         try:
             play(stage)
         finally:
@@ -58,9 +59,9 @@ def main() -> int:
 
 ABOUT = (
     "Played by `python scripts/tutorials {story}` on a cluster of one node with two CPUs; nothing here was typed by "
-    "hand. The commands are those of the old tutorial but for the image, the data and what pods ask for, which is "
-    "scaled by one factor to fit on that node."
+    "hand. The commands are those of the old tutorial but for the image and the data."
 )
+SCALED = " What pods ask for is {scale:g} times what they ask for there, to fit on that node."
 
 if __name__ == "__main__":
     sys.exit(main())
