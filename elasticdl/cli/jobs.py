@@ -179,7 +179,7 @@ async def _status(args: argparse.Namespace, places: Places) -> int:
     try:
         status = await last_status(job, job.answer_seconds)
     except Unreachable as error:  # not started yet, or between two lives
-        silence = str(error)
+        silence, job = str(error), await job.again()
     if args.json:
         print(json.dumps(_as_json(job, status), indent=None if args.watch else 1, allow_nan=False))
         return 0

@@ -124,6 +124,19 @@ def test_a_port_where_nobody_listens_is_told_in_words(run: Run) -> None:
     run(story())
 
 
+def test_what_a_containers_runtime_says_is_not_taken_for_the_masters_answer(run: Run) -> None:
+    async def story() -> None:
+        complaint = "OCI runtime exec failed: container not running"
+        async with api_server() as (api, _):
+            tunnel = Tunnel(api, "team", "master", (sys.executable, "-c", f"print({complaint!r}); exit(126)"))
+            async with tunnel.open() as address:
+                reader, _writer = await asyncio.open_connection(*address.split(":"))
+                assert await reader.read() == b""
+            assert tunnel.trouble == complaint
+
+    run(story())
+
+
 def test_a_pod_that_is_not_there_is_told_in_the_words_of_the_api_server(run: Run) -> None:
     async def story() -> None:
         async with api_server() as (api, _):

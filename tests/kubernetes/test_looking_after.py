@@ -57,7 +57,7 @@ def submit(namespace: str, data: Path, name: str, **values: str) -> None:
     given |= {
         "job_name": name, "namespace": namespace, "model_zoo": str(MODELS), "model_def": "witness.custom_model",
         "training_data": str(data), "num_workers": "1", "num_ps_pods": "1", "minibatch_size": "4",
-        "num_epochs": "200", "log_loss_steps": "20",
+        "num_epochs": "5000", "log_loss_steps": "20",
         **{f"{role}_resource_request": SMALL for role in ("master", "worker", "ps")},
         **{f"{role}_resource_limit": LIMIT for role in ("master", "worker", "ps")}, **values,
     }  # fmt: skip
@@ -69,7 +69,7 @@ def status(name: str, namespace: str) -> dict[str, Any]:
     return found
 
 
-def until(what: Callable[[], Any], seconds: float = 90) -> Any:
+def until(what: Callable[[], Any], seconds: float = 180) -> Any:
     """What it says once it says anything; each question is a command that takes its time."""
     deadline = time.monotonic() + seconds
     while not (found := what()):
@@ -95,7 +95,7 @@ def running(namespace: str, data: Path) -> str:
 def test_a_running_job_is_listed_with_its_place_and_progress(namespace: str, running: str) -> None:
     header, row = elasticdl("list", "-n", namespace).splitlines()
     assert header.split() == ["NAME", "WHERE", "STATE", "PROGRESS", "STARTED", "DURATION"]
-    assert re.match(rf"runner +\S+/{namespace} +running +\d+% of 400,000 records +20", row)
+    assert re.match(rf"runner +\S+/{namespace} +running +\d+% of 10,000,000 records +20", row)
     found = json.loads(elasticdl("list", "--json", "-A"))
     assert [job["namespace"] for job in found if job["name"] == "runner"] == [namespace]
 
@@ -174,7 +174,7 @@ def test_a_master_whose_image_is_not_there_is_pending_with_the_remedy_and_can_be
 
 def test_a_master_that_runs_out_of_memory_is_told_with_the_flag(namespace: str, data: Path) -> None:
     submit(namespace, data, "tight", master_resource_request="memory=20Mi", master_resource_limit="memory=20Mi")
-    found = until(lambda: (s := status("tight", namespace))["state"] == "failed" and s, seconds=120)
+    found = until(lambda: (s := status("tight", namespace))["state"] == "failed" and s, seconds=300)
     assert "out of memory: the kernel killed it at its limit of" in found["reason"]
     assert any("--master_resource_request" in trouble["remedy"] for trouble in found["troubles"])
 
@@ -182,9 +182,10 @@ def test_a_master_that_runs_out_of_memory_is_told_with_the_flag(namespace: str, 
 def test_a_missing_secret_is_told_by_name(namespace: str, data: Path) -> None:
     missing = {"spec": {"containers": [{"name": "main", "envFrom": [{"secretRef": {"name": "hf-token"}}]}]}}
     submit(namespace, data, "nosecret", cluster_spec_json=json.dumps(missing))
-    found = until(lambda: (s := status("nosecret", namespace))["troubles"] and s)
+    found = until(lambda: "hf-token" in (s := status("nosecret", namespace))["reason"] and s)
     assert found["state"] == "pending"
     assert 'CreateContainerConfigError: secret "hf-token" not found' in found["reason"]
+    assert found["troubles"][0]["replicas"][0] == "master"
     assert found["troubles"][0]["remedy"].startswith("Make the secret hf-token in the job's namespace")
     elasticdl("stop", "nosecret", "--now", "-n", namespace)
 

@@ -161,9 +161,13 @@ class KubernetesApi:
                     max_msg_size=0,
                 )
         except aiohttp.WSServerHandshakeError as error:
-            # It comes without the server's words; the same request without a handshake gets them.
-            await self.text("GET", path, deadline_seconds=self._attempt_seconds)
-            raise ApiRefused(error.status, "", error.message) from error
+            # It comes without the server's words; the same request without a handshake may get them.
+            try:
+                await self.text("GET", path, deadline_seconds=self._attempt_seconds)
+            except ApiRefused as refusal:
+                if refusal.code == error.status:
+                    raise
+            raise ApiRefused(error.status, "", f"no connection into the pod: {error.status}") from error
         except TimeoutError:
             raise Unreachable(f"no answer from {self.credentials.server}") from None
         except (aiohttp.ClientError, OSError) as error:

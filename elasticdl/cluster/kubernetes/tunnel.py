@@ -90,20 +90,23 @@ class Tunnel:
                 await socket.send_bytes(bytes([_INPUT]) + data)
 
     async def _receive(self, socket: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
-        complaint = b""
+        before, complaint, joined = b"", b"", False
         with contextlib.suppress(OSError, aiohttp.ClientError):
             async for message in socket:
                 if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
                     continue
                 kind, data = message.data[0], message.data[1:]
-                if kind == _OUTPUT:
+                if kind == _OUTPUT and not joined:
+                    before = (before + data)[:_CHUNK]
+                    joined, data = before.startswith(pipe.READY), before[len(pipe.READY) :]
+                if kind == _OUTPUT and joined:
                     self.trouble = ""
                     writer.write(data)
                     await writer.drain()
                 elif kind == _ERRORS:
                     complaint = (complaint + data)[-_CHUNK:]
-                elif kind == _END:
-                    self.trouble = _why(data, complaint)
+                elif kind == _END:  # a container's runtime complains on either stream
+                    self.trouble = _why(data, complaint if joined else before + complaint)
 
 
 def _why(end: bytes, complaint: bytes) -> str:
