@@ -27,8 +27,9 @@ from elasticdl.api.saving import Saver
 from elasticdl.api.terms import Hooks, Model, Part, Terms
 from elasticdl.api.tree_sums import TreeSums
 from elasticdl.api.world import Formation, World
-from elasticdl.collective.control import SharedSession
+from elasticdl.collective.control import Alone, SharedSession
 from elasticdl.collective.session import Todo
+from elasticdl.collective.shared import segment
 from elasticdl.core import steps
 from elasticdl.core.plan import BadRecord
 from elasticdl.errors import CalledOff, DataError, ElasticDLError, GroupBroken, JobFailed, ModelError
@@ -54,14 +55,16 @@ class Elastic:
         self._model, self._terms, self._control, self._numbers = model, terms, control, numbers
         self._hooks = hooks or Hooks()
         self._witness = torch.zeros(terms.plan.records if terms.audit else 0, device=model.device)
+        more = len(self._witness)
+        self._sums = TreeSums(model, more) if terms.deterministic else PlainSums(model, more, terms.bucket_floats)
+        apart = isinstance(control, Alone) or model.device.type != "cpu"
+        shared = segment(self._sums.size) if isinstance(self._sums, PlainSums) and not apart else None
         self._formation = Formation(
             control, terms.host, terms.plan.parts, terms.timeout_seconds, self.state, self._load,
-            torch.device("cpu") if terms.deterministic else model.device,
+            torch.device("cpu") if terms.deterministic else model.device, shared,
         )  # fmt: skip
         self._world: World | None = None
         self._old: World | None = None  # peers may still be reading the last exchange from it
-        more = len(self._witness)
-        self._sums = TreeSums(model, more) if terms.deterministic else PlainSums(model, more, terms.bucket_floats)
         # Where a pass is compiled for its size, every world would have to compile anew.
         most_records = 0 if terms.deterministic or model.values is None else terms.most_records
         self._passes = Passes(most_records, measured=model.device.type == "cpu")
@@ -238,7 +241,7 @@ class Elastic:
         self._passes.begin()
         part = covering(step, self._virtuals)
         last = len(self._virtuals) == len(missing)
-        self._sums.begin(sum(map(step.weight, self._virtuals)), world.group if last else None)
+        self._sums.begin(sum(map(step.weight, self._virtuals)), world.group, last)
         self._control.doing("data")
         numbers = self._numbers(part.epoch, part.start, part.stop)
         seed = steps.part_seed(self._terms.seed, step.number, part.virtual)

@@ -61,6 +61,7 @@ class PlainSums:
         self.virtual = virtual
         self._done: set[int] = set()
         self._vector: torch.Tensor | None = None
+        self._shared: torch.Tensor | None = None  # the same one, where it is memory that others read
         self._views: list[torch.Tensor] = []
         self._filled = [False] * len(self._shapes)  # of the views: whether they hold anything yet
         self._tail.zero_()
@@ -74,13 +75,14 @@ class PlainSums:
             self.forget(self.virtual)
         return [v for v in range(start, stop) if v not in self._done]
 
-    def begin(self, weight: float, group: Group | None) -> None:
-        """A part is about to be computed; with a group where it is the worker's last of the step."""
+    def begin(self, weight: float, group: Group, last: bool) -> None:
+        """A part is about to be computed; with the worker's last of the step the sum begins."""
         self._share = weight / self.virtual
         self._begin_part()
         if self._gradients is not None:
             self._gradients.begin()
-        if group is not None:
+        self._make(group)
+        if last:
             with contextlib.suppress(CalledOff, GroupBroken):  # `total` will say so
                 self._open(group)
 
@@ -141,15 +143,21 @@ class PlainSums:
     def _open(self, group: Group) -> None:
         starts = self._starts
         slices = [slice(starts[b.start], starts[b.stop]) for b in self._buckets]
-        self._sum = BucketSum(group, self._make(), [*slices, slice(starts[-1], self.size)])
+        self._sum = BucketSum(group, self._make(group), [*slices, slice(starts[-1], self.size)])
 
-    def _make(self) -> torch.Tensor:
-        """The vector of this step, which is one of its own: an optimizer may keep a part of it."""
-        if self._vector is None:
-            vector = self._vector = torch.empty(self.size, device=self._model.device)
-            places = zip(self._starts, self._shapes, strict=False)
-            self._views = [vector[start : start + shape.numel()].view(shape) for start, shape in places]
-        return self._vector
+    def _make(self, group: Group) -> torch.Tensor:
+        """The vector of this step: one that all members can read, or one of its own, since an optimizer may keep a part
+        of the sum."""
+        before, shared = self._vector, group.shared.mine if group.shared is not None else None
+        if before is not None and self._shared is shared:
+            return before
+        vector = self._vector = torch.empty(self.size, device=self._model.device) if shared is None else shared
+        self._shared = shared
+        if before is not None:  # of a world that is no more
+            vector.copy_(before)
+        places = zip(self._starts, self._shapes, strict=False)
+        self._views = [vector[start : start + shape.numel()].view(shape) for start, shape in places]
+        return vector
 
     def _arrived(self, number: int, gradient: torch.Tensor) -> None:
         """In the middle of a backward pass, a gradient is final."""
@@ -157,7 +165,7 @@ class PlainSums:
             return  # together they cost a GPU less
         self._ready[number] = gradient
         if not gradient.is_cuda:  # while it is in the cache
-            self._add({number: gradient}, self._share)
+            self._put(number, _plain(gradient), self._share)
         if self._sum is None:
             return
         for bucket in self._sum.left[:-1]:
@@ -175,27 +183,33 @@ class PlainSums:
         self._add(given, self._share if share is None else share)
 
     def _add(self, gradients: Mapping[int, Any], share: float) -> None:
-        self._make()
         tensors = {n: _plain(gradient) for n, gradient in gradients.items()}
+        if self._model.device.type == "cpu":
+            with torch.no_grad():
+                for number, tensor in tensors.items():
+                    self._put(number, tensor, share)
+            return
         first = [(self._views[n], tensor) for n, tensor in tensors.items() if not self._filled[n]]
         more = [(self._views[n], tensor) for n, tensor in tensors.items() if self._filled[n]]
         for number in tensors:
             self._filled[number] = True
             self._added.add(number)
-        with torch.no_grad():
-            if self._model.device.type == "cpu":
-                for view, tensor in first:
-                    torch.mul(tensor, share, out=view)
-                for view, tensor in more:
-                    view.add_(tensor, alpha=share)
-                return
-            # In few launches: a GPU is faster than what keeps it busy.
+        with torch.no_grad():  # in few launches: a GPU is faster than what keeps it busy
             if first:
                 views = [view for view, _ in first]
                 torch._foreach_copy_(views, [tensor for _, tensor in first])
                 torch._foreach_mul_(views, share)
             if more:
                 torch._foreach_add_([view for view, _ in more], [tensor for _, tensor in more], alpha=share)
+
+    def _put(self, number: int, tensor: torch.Tensor, share: float) -> None:
+        """One of them, in main memory."""
+        if self._filled[number]:
+            self._views[number].add_(tensor, alpha=share)
+        else:
+            torch.mul(tensor, share, out=self._views[number])
+            self._filled[number] = True
+        self._added.add(number)
 
 
 class _Gradients:

@@ -39,7 +39,7 @@ class TreeSums:
         """Which virtual workers of a run have yet to be computed."""
         return self._sums.missing(start, stop)
 
-    def begin(self, weight: float, group: Group | None) -> None:
+    def begin(self, weight: float, group: Group, last: bool) -> None:
         """A part is about to be computed."""
         self._weight = weight
 

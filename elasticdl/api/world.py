@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,10 +17,13 @@ from elasticdl.collective import nccl
 from elasticdl.collective.control import SharedSession
 from elasticdl.collective.exchange import gather_bytes
 from elasticdl.collective.group import Group
+from elasticdl.collective.shared import MOST_MEMBERS, Segment, Shared, reached
 from elasticdl.collective.store import RelayedStore
 from elasticdl.collective.transfer import receive_state, send_state
 from elasticdl.collective.tree import runs
 from elasticdl.wire import control_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 BUILD_SECONDS = 30.0  # in which all members reach each other, or the world is given up
 
@@ -61,6 +66,7 @@ class Formation:
     state: Callable[[], Mapping[str, torch.Tensor]]
     load: Callable[[Mapping[str, torch.Tensor], int], None]  # a state, and how many steps are in it
     device: torch.device  # where sums are made: on a GPU only those whose order does not matter
+    segment: Segment | None = None  # for sums whose order does not matter, where all members can read it
 
     def form(self, start: pb.Start) -> World:
         """Build the group, take the state over, and say so. CalledOff, GroupBroken and DataError end it."""
@@ -108,10 +114,25 @@ class Formation:
     def _agree(self, group: Group) -> tuple[int, ...]:
         """Which versions some member has evaluated: each says those it knows, since the master may not.
 
-        Each says its GPU as well. Where no two share one, NCCL adds up what is on them.
+        Each says its GPU as well. Where no two share one, NCCL adds up what is on them. And each says where its memory
+        for sums is: they go through that where all members can read it.
         """
-        mine = {"evaluated": sorted(self.control.evaluations), "device": nccl.device_name(self.device)}
+        several = 1 < group.size <= MOST_MEMBERS
+        offer = self.segment.offer(group.generation) if self.segment is not None and several else None
+        mine = {"evaluated": sorted(self.control.evaluations), "device": nccl.device_name(self.device), "memory": offer}
         found = [json.loads(text) for text in gather_bytes(group, json.dumps(mine).encode())]
         if nccl.usable([said["device"] for said in found]):
             group.connect_devices(self.device, self.timeout_seconds)
+        elif offer is not None and all(said["memory"] for said in found):
+            self._share(group, [said["memory"] for said in found])
         return tuple(sorted({version for said in found for version in said["evaluated"]}))
+
+    def _share(self, group: Group, offers: Sequence[Mapping[str, Any]]) -> None:
+        """One for whom the memory of another is out of reach is enough to do without it."""
+        assert self.segment is not None
+        mine = self.segment.place
+        places = [mine if r == group.rank else reached(o, mine.vector.numel()) for r, o in enumerate(offers)]
+        there = [place for place in places if place is not None]
+        if all(gather_bytes(group, b"all" if len(there) == group.size else b"")):
+            group.shared = Shared(there, group.rank, group.generation)
+            log.info("All workers are on one machine: sums go through memory that they share")

@@ -15,9 +15,12 @@ import torch
 
 from elasticdl import faults
 from elasticdl.collective.exchange import Headers
-from elasticdl.collective.group import Group, Link
+from elasticdl.collective.group import Group, Link, Passage
+from elasticdl.collective.shared import Shared
 
 BUCKET_FLOATS = 1 << 19  # at least: 2 MB, beside which what a message costs by itself is little
+
+_FILLED = 1 << 20  # tags of messages about buckets: beyond those of all rounds of a tree
 
 # A bucket, and when a GPU has filled it; this rank's flag at the end; nothing when all is given up.
 Given = tuple[slice, Any] | bool | None
@@ -40,8 +43,8 @@ def cut(sizes: Sequence[int], least: int = BUCKET_FLOATS) -> list[range]:
 class BucketSum:
     """One sum, from the first bucket that is handed in to its end.
 
-    `vector` is to be filled bucket by bucket, and holds the sum after `finish`. When the group is called off or breaks
-    it is abandoned: a peer may write to it yet.
+    `vector` is to be filled bucket by bucket, and belongs to the sum. When the group is called off or breaks it is
+    abandoned: a peer may write to it yet. One that the members share is read by them, and the sum is another.
     """
 
     def __init__(self, group: Group, vector: torch.Tensor, buckets: Sequence[slice]) -> None:
@@ -51,10 +54,13 @@ class BucketSum:
         self.vector = self._summed = vector
         if group.alone:
             return
+        shared = group.shared if group.shared is not None and vector is group.shared.mine else None
         if vector.is_cuda and not group.on_devices:  # Gloo does not read a device's memory
             self._summed = group.buffer("staged", vector.numel(), pinned=True)
+        elif shared is not None:
+            self._summed = torch.empty(vector.numel())
         self._queue: SimpleQueue[Given] = SimpleQueue()
-        carrier = _Carrier(group, self._queue, self._summed)
+        carrier = _Carrier(group, self._queue, self._summed, shared)
         self._errand = group.begin(carrier.carry_out, give_up=lambda: carrier.queue.put(None))
 
     @property
@@ -92,9 +98,10 @@ class BucketSum:
         # Gloo's waits have a limit of their own, and peers that are late exceed that one first.
         limit = 2 * self._group.timeout_seconds + 1 if self._group.on_devices else None
         any_flag = self._group.wait(self._errand, limit)
-        if self._summed is not self.vector:
+        if self.vector.is_cuda and self._summed is not self.vector:
             self.vector.copy_(self._summed, non_blocking=True)
-        return self.vector, any_flag
+            return self.vector, any_flag
+        return self._summed, any_flag
 
 
 @dataclass(frozen=True)
@@ -104,8 +111,11 @@ class _Carrier:
     group: Group
     queue: SimpleQueue[Given]
     vector: torch.Tensor
+    shared: Shared | None = None
 
     def carry_out(self, link: Link) -> bool:
+        if self.shared is not None:
+            return self._read_shared(link, self.shared)
         if not self.vector.is_cuda:
             return self._carry_out(link)
         stream = torch.cuda.Stream(self.vector.device)
@@ -136,4 +146,36 @@ class _Carrier:
         headers = Headers(self.group, link, size, given)
         for work in works:
             work.wait()
+        return headers.wait()
+
+    def _read_shared(self, link: Link, shared: Shared) -> bool:
+        """A word for each bucket says that it is filled; the flag, that everything has been read."""
+        size, peers, word = self.vector.numel(), self.group.peers, torch.zeros(1, dtype=torch.uint8)
+        if size not in self.group.sizes_agreed:
+            Headers(self.group, link, size, False).wait()
+        going: list[Passage] = []
+        coming: list[tuple[slice, list[Passage]]] = []  # buckets that were not added up yet
+
+        def add() -> None:
+            bucket, words = coming.pop(0)
+            for word in words:
+                word.wait()
+            shared.add(bucket, self.vector)
+
+        while isinstance(given := self.queue.get(), tuple):
+            tag = _FILLED + len(going)
+            going += [link.send(word, peer, tag) for peer in peers]
+            coming.append((given[0], [link.receive(torch.empty_like(word), peer, tag) for peer in peers]))
+            if len(coming) > 1:  # the one before: the others have filled it by now, or are late anyway
+                add()
+            elif len(going) == len(peers):
+                faults.point("worker.in_exchange")
+        if given is None:
+            raise RuntimeError("the group was given up")
+        while coming:
+            add()
+        shared.check()
+        headers = Headers(self.group, link, size, given)
+        for passage in going:
+            passage.wait()
         return headers.wait()

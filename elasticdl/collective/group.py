@@ -24,6 +24,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
 from elasticdl.collective import nccl
+from elasticdl.collective.shared import Shared
 from elasticdl.collective.sockets import Address, listening_address, named_in, sever
 from elasticdl.collective.store import RelayedStore
 from elasticdl.errors import CalledOff, GroupBroken, WireError
@@ -183,6 +184,7 @@ class Group:
         self.sizes_agreed: set[int] = set()  # of vectors that all members are known to hold
         self.timeout_seconds = timeout_seconds  # of each wait for a peer
         self.on_devices = False  # whether NCCL adds up what is on GPUs
+        self.shared: Shared | None = None  # what members on one machine have for sums
         self._buffers: dict[str, torch.Tensor] = {}
         self._lock = threading.Lock()
         self._errand: Errand[Any] | None = None

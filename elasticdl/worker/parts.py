@@ -17,7 +17,7 @@ from elasticdl.frameworks.determinism import set_random_state
 from elasticdl.worker.batches import Feed, Minibatch, Source
 from elasticdl.worker.careful import Sieve
 
-AHEAD = 4
+AHEAD = 2
 TRIED = 2  # how often a feed is watched in the training thread before it may run in another
 
 

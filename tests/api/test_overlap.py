@@ -119,7 +119,7 @@ def test_a_world_that_is_called_off_before_the_last_part_is_left_when_its_sum_is
     sums.forget(1)
     group = Group(1, 0, ["a"], RelayedStore(1, lambda key, value: None, 1.0), "127.0.0.1", 1.0)
     group.abort("somebody died")
-    sums.begin(1.0, group)
+    sums.begin(1.0, group, last=True)
     loss = model(torch.ones(1, 1)).mean()
     loss.backward()
     sums.add([0], loss, None)
@@ -159,7 +159,7 @@ def test_a_peer_has_the_sums_of_the_last_layer_before_the_first_one_is_different
             peer = BucketSum(theirs, torch.zeros(50), buckets)
             for _ in buckets[:-1]:
                 peer.give()
-            sums.begin(1.0, mine)
+            sums.begin(1.0, mine, last=True)
             trained.begin(seed=step)
             hidden = model[0](torch.ones(3, 4))
 
