@@ -74,7 +74,7 @@ class JobInCluster:
 
     @property
     def answer_seconds(self) -> float:
-        return 15.0  # for each connection a process starts in its pod, which may have little of a busy node
+        return 20.0  # for each connection a process starts in its pod, which may have little of a busy node
 
     @property
     def left_over(self) -> bool:

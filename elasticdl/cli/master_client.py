@@ -16,6 +16,9 @@ from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import ControlStub
 from elasticdl.wire.link import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, NO, OPTIONS
 
+# In a cluster a process starts in the master's pod for each connection: an attempt may take seconds on a busy node.
+_PATIENT = (*OPTIONS, ("grpc.min_reconnect_backoff_ms", 20_000))
+
 
 @dataclass(frozen=True)
 class MasterClient:
@@ -39,7 +42,7 @@ class MasterClient:
         Ends after the status that says how the job ended.
         """
         wait = FIRST_RETRY_SECONDS
-        async with tls.channel(self.address, OPTIONS, self.certificate) as channel:
+        async with tls.channel(self.address, _PATIENT, self.certificate) as channel:
             while True:
                 ended = False
                 stub = ControlStub(channel)  # type: ignore[no-untyped-call]
@@ -70,7 +73,7 @@ class MasterClient:
 
     async def scale(self, role: str, count: int, deadline_seconds: float) -> str:
         """Ask for so many replicas of a role; why the master will not, empty when it will."""
-        async with tls.channel(self.address, OPTIONS, self.certificate) as channel:
+        async with tls.channel(self.address, _PATIENT, self.certificate) as channel:
             stub = ControlStub(channel)  # type: ignore[no-untyped-call]
             request, token = pb.ScaleRequest(role=role, count=count), auth.metadata(self.token)
             try:
@@ -82,7 +85,7 @@ class MasterClient:
 
     async def stop(self, reason: str, deadline_seconds: float) -> None:
         """Have the job stop with a checkpoint; returns when the master has taken note of it."""
-        async with tls.channel(self.address, OPTIONS, self.certificate) as channel:
+        async with tls.channel(self.address, _PATIENT, self.certificate) as channel:
             stub = ControlStub(channel)  # type: ignore[no-untyped-call]
             request, token = pb.StopRequest(reason=reason), auth.metadata(self.token)
             try:

@@ -39,7 +39,7 @@ async def _print(client: MasterClient, as_json: bool) -> None:
     async with contextlib.aclosing(client.watch()) as statuses:
         async for status in statuses:
             line = "the master is away" if status is None else plain(status)
-            if line == last:
+            if line == last or (status is None and not last):  # it is being reached
                 continue
             last = line
             if not as_json:

@@ -20,6 +20,7 @@ JSON = "application/json"
 
 # Answers of a server that is starting, overloaded or changing its leader.
 PASSING = frozenset({429, 500, 502, 503, 504})
+_ENTER_SECONDS = 20.0  # a pod: its node starts a process there
 _PAUSES = (0.1, 5.0)  # the first and the longest between two attempts
 
 
@@ -150,7 +151,7 @@ class KubernetesApi:
         """A connection to something in the cluster, such as a command that runs in a pod."""
         try:
             headers = await self.credentials.headers()
-            async with asyncio.timeout(self._attempt_seconds):
+            async with asyncio.timeout(_ENTER_SECONDS):
                 return await self._open_session().ws_connect(
                     self.credentials.server + path,
                     protocols=(protocol,),
