@@ -47,6 +47,7 @@ KINDS = "configmaps,secrets,services,networkpolicies,leases,pods"
 # What masters do here. The result of one that ends is put on its pod by the test.
 ENDS = "echo Evaluation metrics; until [ -e /tmp/end ]; do sleep 0.1; done"
 WAITS, CRASHES = "echo $$ > /tmp/pid; trap 'exit 143' TERM; sleep 600 & wait", "echo last words; exit 3"
+DEAF = "trap '' TERM; while true; do sleep 1; done"
 OVERLAY = """
 SCRIPTS = {{"master": {script!r}, "keeper": "sleep 600"}}
 
@@ -278,12 +279,20 @@ async def kept(namespace: str, spec: JobSpec) -> AsyncIterator[asyncio.Task[None
 
 def test_a_deleted_master_is_made_again_as_it_was(namespace: str, make: Make) -> None:
     async def story() -> None:
-        async with kept(namespace, make()):
+        async with kept(namespace, make(DEAF)):
             await until(lambda: phase(namespace) == "Running")
             before = await asyncio.to_thread(master, namespace)
-            kubectl("delete", "pod", MASTER, "--wait=false", "--grace-period=2", namespace=namespace)
-            uid = before["metadata"]["uid"]
-            await until(lambda: phase(namespace) == "Running" and master(namespace)["metadata"]["uid"] != uid)
+            uid, owner = before["metadata"]["uid"], before["metadata"]["ownerReferences"][0]
+            async with reach(names.SERVICE_ACCOUNT, namespace) as api:
+                lease = Lease(api, namespace, "j", uid, owner)
+                await lease.acquire()
+                kubectl("delete", "pod", MASTER, "--wait=false", namespace=namespace)
+                await asyncio.sleep(2.5)
+                assert (await asyncio.to_thread(master, namespace))["metadata"]["uid"] == uid, "it has its grace"
+                await lease.release()
+            # From here on its pod is not waited for, which does not heed SIGTERM.
+            await until(lambda: master(namespace).get("metadata", {}).get("uid", uid) != uid, 20.0)
+            await until(lambda: phase(namespace) == "Running")
             after = await asyncio.to_thread(master, namespace)
             assert after["spec"]["containers"][0]["env"] == before["spec"]["containers"][0]["env"]
             assert after["metadata"]["ownerReferences"] == before["metadata"]["ownerReferences"]

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 BACKOFF_SECONDS = (1.0, 2.0, 4.0)  # before the master is made again after a crash
 RELIST_SECONDS = 60.0
+LEAVING_SECONDS = 1.0  # between two looks at the Lease, while a master leaves
 OVERDUE_SECONDS = 20.0  # beyond its grace: its node is lost, and nobody else removes it
 PATIENCE_SECONDS = 300.0  # with an API server that does not answer
 LOG_LINES = 20
@@ -77,13 +78,11 @@ class Keeper:
                 continue
             patience = RELIST_SECONDS
             if leaving(pod):
-                patience = min(patience, _until_overdue(pod))
-                if patience <= 0:
-                    log.warning("The master's pod outlived its grace by %g s: its node is lost.", OVERDUE_SECONDS)
+                patience = LEAVING_SECONDS
+                if await self._done_with(pod, uid):
                     await self._remove(pod)
-                    patience = RELIST_SECONDS
             try:
-                await self._wait(pod, version, max(1.0, patience))
+                await self._wait(pod, version, patience)
                 pauses = Pauses()
             except ApiRefused as refusal:
                 if refusal.code not in _TRIED_AGAIN:
@@ -110,6 +109,15 @@ class Keeper:
                     continue
                 if kind == "DELETED" or phase_of(seen) is ReplicaPhase.GONE or leaving(seen) != leaving(pod):
                     return
+
+    async def _done_with(self, pod: Pod, uid: str) -> bool:
+        """Whether a pod that is being deleted need not be waited for: its master gave the Lease back, or its node is
+        lost. Kubelets may take a minute to say that a container has ended, and some never say it.
+        """
+        if _overdue(pod):
+            log.warning("The master's pod outlived its grace by %g s: its node is lost.", OVERDUE_SECONDS)
+            return True
+        return not await self._lease(pod, uid).held()
 
     # What is done about it.
 
@@ -156,8 +164,10 @@ class Keeper:
 
     async def _release(self, pod: Pod, uid: str) -> None:
         """Give back the job's Lease for a master that cannot any more: its container has ended, so nobody holds it."""
-        holder = pod["metadata"]["uid"]
-        await Lease(self.api, self.namespace, self.job, holder, self._owner(uid)).release()
+        await self._lease(pod, uid).release()
+
+    def _lease(self, pod: Pod, uid: str) -> Lease:
+        return Lease(self.api, self.namespace, self.job, pod["metadata"]["uid"], self._owner(uid))
 
     async def _give_up(self, pod: Pod, end: Exit) -> None:
         reason = "\n".join([f"the master failed {self.crashes} times: {end.reason}", *end.last_lines])
@@ -227,10 +237,10 @@ class Keeper:
             await self.api.call("POST", path, body=event, deadline_seconds=5.0)
 
 
-def _until_overdue(pod: Pod) -> float:
-    """Seconds until a pod that is being deleted is overdue; its deletion time has its grace in it."""
+def _overdue(pod: Pod) -> bool:
+    """Whether a pod that is being deleted should be gone by far; its deletion time has its grace in it."""
     due = datetime.datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp()
-    return due + OVERDUE_SECONDS - time.time()
+    return time.time() > due + OVERDUE_SECONDS
 
 
 async def keep(job: str, namespace: str) -> None:

@@ -95,6 +95,10 @@ class Lease:
                 if there is not None and _holder(there) == self._holder:
                     await self._write(there, "")
 
+    async def held(self) -> bool:
+        """Whether this holder has it, or had it last and did not give it back."""
+        return _holder(await self._get()) == self._holder
+
     async def _renew(self) -> None:
         try:
             await self._write({"metadata": {"resourceVersion": self._version}}, self._holder)

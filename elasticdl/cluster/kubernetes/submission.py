@@ -12,6 +12,7 @@ from typing import Any
 
 from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.objects import Object, job_objects, owned, owner
+from elasticdl.cluster.kubernetes.pods import GRACE_SECONDS
 from elasticdl.cluster.kubernetes.reading import Pod, leaving, phase_of
 from elasticdl.cluster.protocol import ReplicaPhase
 from elasticdl.errors import Problem, Unreachable, UsageError
@@ -29,6 +30,7 @@ PLACES = {
 }
 WITHDRAW_SECONDS, REMOVE_SECONDS = 10.0, 300.0  # while somebody waits, and while nobody does
 ROOM_SECONDS = 60.0  # for what an earlier job left to go
+LATE_SECONDS = 15.0  # for a kubelet to say that a pod is gone
 MERGE = "application/merge-patch+json"
 
 
@@ -171,9 +173,13 @@ async def make_room(api: KubernetesApi, spec: JobSpec, tell: Callable[[str], Non
     for pod in pods["items"]:
         if pod["metadata"]["labels"].get(names.LABEL_TYPE) == names.MASTER:
             tell(f"An earlier job {job} {_outcome(pod)}; its master's pod, which held its log, is removed.")
-        await _delete(api, namespace, pod)
-    if pods["items"]:
-        await _until_no_pods(api, namespace, job)
+        await _delete(api, namespace, pod, at_once=phase_of(pod) is ReplicaPhase.GONE)
+    if pods["items"] and await _left_after(api, namespace, job, GRACE_SECONDS + LATE_SECONDS):
+        # Their job is over and their time is up; only a kubelet has not said so yet.
+        for pod in (await _pods(api, namespace, job))["items"]:
+            await _delete(api, namespace, pod, at_once=True)
+        if stay := await _left_after(api, namespace, job, LATE_SECONDS):
+            raise Unreachable(f"pods of an earlier job {job} cannot be removed: {', '.join(sorted(stay))}")
 
 
 async def name_taken(api: KubernetesApi, spec: JobSpec) -> Problem | None:
@@ -213,34 +219,36 @@ async def _pods(api: KubernetesApi, namespace: str, job: str) -> dict[str, Any]:
     return await api.call("GET", folder("Pod", namespace), params=_selector(job))
 
 
-async def _delete(api: KubernetesApi, namespace: str, pod: Pod) -> None:
+async def _delete(api: KubernetesApi, namespace: str, pod: Pod, *, at_once: bool) -> None:
     meta = pod["metadata"]
+    body = {**_deletion(meta["uid"]), **({"gracePeriodSeconds": 0} if at_once else {})}
     try:
-        await api.call("DELETE", f"{folder('Pod', namespace)}/{meta['name']}", body=_deletion(meta["uid"]))
+        await api.call("DELETE", f"{folder('Pod', namespace)}/{meta['name']}", body=body)
     except ApiRefused as refusal:
         if refusal.code not in (404, 409):
             raise
 
 
-async def _until_no_pods(api: KubernetesApi, namespace: str, job: str) -> None:
-    """What a pod leaves of its name goes a moment after it was deleted."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + ROOM_SECONDS
-    while (left := deadline - loop.time()) > 0:
+async def _left_after(api: KubernetesApi, namespace: str, job: str, seconds: float) -> list[str]:
+    """The pods that are still there after so long; none, as soon as there are none."""
+    loop, pauses = asyncio.get_running_loop(), Pauses()
+    deadline = loop.time() + seconds
+    while True:
         answer = await _pods(api, namespace, job)
         there = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in answer["items"]}
-        if not there:
-            return
+        if not there or loop.time() >= deadline:
+            return list(there.values())
         params = {**_selector(job), "resourceVersion": answer["metadata"]["resourceVersion"]}
+        left = max(1.0, deadline - loop.time())
         with contextlib.suppress(Unreachable, ApiRefused):  # the next list says more
             async with contextlib.aclosing(api.watch(folder("Pod", namespace), params, seconds=left)) as changes:
                 async for kind, pod in changes:
                     if kind == "DELETED":
                         there.pop(pod["metadata"]["uid"], None)
                     if not there:
-                        return
-    stay = ", ".join(sorted(there.values()))
-    raise Unreachable(f"pods of an earlier job {job} were still there after {ROOM_SECONDS:g} s: {stay}")
+                        break
+        if there:
+            await asyncio.sleep(pauses.next())
 
 
 def _selector(job: str) -> dict[str, str]:
