@@ -204,7 +204,9 @@ class ClusterJob:
 @contextlib.asynccontextmanager
 async def submitted(namespace: str, job: str, *flags: str) -> AsyncIterator[ClusterJob]:
     """A job that is removed at the end, whatever became of it."""
-    await asyncio.to_thread(submit, namespace, job, *SMALL, *flags)
+    given = {flag.partition("=")[0] for flag in flags}
+    small = [flag for flag in SMALL if flag.partition("=")[0] not in given]
+    await asyncio.to_thread(submit, namespace, job, *small, *flags)
     running = ClusterJob(namespace, job)
     try:
         yield running

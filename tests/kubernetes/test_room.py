@@ -22,8 +22,9 @@ from tests.processes import allreduce
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 Run = Callable[..., None]
-PLAIN = allreduce.Description(records=509, workers=2, virtual=8, evaluation_steps=0)
-FOUR = allreduce.Description(records=509, workers=4, virtual=8, minibatch=8, evaluation_steps=0)
+# Epochs enough for all that happens here, at the pace until it has.
+PLAIN = allreduce.Description(records=509, epochs=10, workers=2, virtual=8, evaluation_steps=0)
+FOUR = allreduce.Description(records=509, epochs=20, workers=4, virtual=8, minibatch=8, evaluation_steps=0)
 
 
 def pebbles(shared: Path, name: str, description: allreduce.Description, *flags: str, seconds: float) -> list[str]:
@@ -71,7 +72,7 @@ def test_an_evicted_worker_leaves_at_the_end_of_a_step_and_nothing_is_lost(
     run: Run, jobs_namespace: str, shared: Path
 ) -> None:
     async def story() -> None:
-        flags = pebbles(shared, "evicted", PLAIN, seconds=0.1)
+        flags = pebbles(shared, "evicted", PLAIN, seconds=0.2)
         async with submitted(jobs_namespace, "evicted", *flags) as job:
             await job.until(lambda s: allreduce.together(s, 2) and s.version >= 3)
             survivor = job.uids("worker-1")
@@ -116,7 +117,7 @@ def patch(node: dict[str, Any], op: str, resource: str, value: str | None) -> No
 def priorities() -> Iterator[tuple[str, str]]:
     suffix = uuid.uuid4().hex[:6]
     low, high = f"elasticdl-low-{suffix}", f"elasticdl-high-{suffix}"
-    for name, value in ((low, "-10"), (high, "1000")):
+    for name, value in ((low, "0"), (high, "1000")):  # others here have 0 too: they take nothing from each other
         kubectl("create", "priorityclass", name, f"--value={value}")
     yield low, high
     kubectl("delete", "priorityclass", low, high)
