@@ -122,6 +122,10 @@ def test_the_keeper_is_small_restarts_and_has_the_masters_priority_and_account()
     (only,) = spec["containers"]
     assert (only["image"], only["resources"]["requests"]) == ("zoo:1", {"cpu": "10m", "memory": "64Mi"})
     assert only["command"] == ["python", "-m", "elasticdl.cluster.kubernetes.keeper", "j", "team"]
+    (wish,) = spec["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert (
+        wish["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= objects.master["metadata"]["labels"].items()
+    )
 
 
 def test_pods_are_not_root_and_the_volume_is_theirs_to_write() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -355,6 +357,30 @@ def test_a_job_with_a_result_leaves_its_masters_pod_with_exit_status_and_log(nam
         assert kubectl("logs", MASTER, namespace=namespace) == "Evaluation metrics\n"
 
     run(story(), 90)
+
+
+def test_a_keeper_that_is_sent_away_together_with_its_master_brings_that_back_first(namespace: str, make: Make) -> None:
+    async def story() -> None:
+        async with reach() as api:
+            await submitted(api, make())
+        await until(lambda: phase(namespace) == "Running")
+        uid = (await asyncio.to_thread(master, namespace))["metadata"]["uid"]
+        words = ("-m", "elasticdl.cluster.kubernetes.keeper", "j", namespace)
+        keeper = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
+        assert keeper.stderr is not None
+        try:
+            await asyncio.sleep(3)
+            kubectl("delete", "pod", MASTER, "--wait=false", "--grace-period=2", namespace=namespace)
+            keeper.send_signal(signal.SIGTERM)
+            _, said = await asyncio.wait_for(keeper.communicate(), 40)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                keeper.kill()
+        assert keeper.returncode == 0
+        assert "The master is started again." in said.decode()
+        assert (await asyncio.to_thread(master, namespace))["metadata"]["uid"] != uid
+
+    run(story(), 150)
 
 
 def test_a_keeper_of_a_job_that_is_gone_ends(namespace: str) -> None:

@@ -9,11 +9,11 @@ import contextlib
 import datetime
 import json
 import logging
-import os
+import signal
 import sys
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from elasticdl.cluster.kubernetes import credentials
@@ -33,6 +33,7 @@ RELIST_SECONDS = 60.0
 LEAVING_SECONDS = 1.0  # between two looks at the Lease, while a master leaves
 OVERDUE_SECONDS = 20.0  # beyond its grace: its node is lost, and nobody else removes it
 PATIENCE_SECONDS = 300.0  # with an API server that does not answer
+STAY_SECONDS = (5.0, 20.0)  # at least, and then at most, of a grace of 30
 LOG_LINES = 20
 _TRIED_AGAIN = PASSING | {401, 410}
 
@@ -45,6 +46,7 @@ class Keeper:
     namespace: str
     job: str
     crashes: int = 0  # of masters; each pod carries how many came before it
+    standing: asyncio.Event = field(default_factory=asyncio.Event)  # whether there is a master that stays, or starts
 
     @property
     def master(self) -> str:
@@ -63,6 +65,7 @@ class Keeper:
         uid, pauses = config["metadata"]["uid"], Pauses()
         while True:
             pod, version = await self._look()
+            self._judge(pod)
             if pod is None:
                 if not await self._make(uid):
                     return
@@ -100,6 +103,12 @@ class Keeper:
         answer = await self.api.call("GET", self._pods, params={"fieldSelector": f"metadata.name={self.master}"})
         return next(iter(answer["items"]), None), str(answer["metadata"]["resourceVersion"])
 
+    def _judge(self, pod: Pod | None) -> None:
+        if pod is None or leaving(pod) or phase_of(pod) is ReplicaPhase.GONE:
+            self.standing.clear()
+        else:
+            self.standing.set()
+
     async def _wait(self, pod: Pod, version: str, seconds: float) -> None:
         """Until something decisive happened to the master's pod, or for so long."""
         params = {"fieldSelector": f"metadata.name={self.master}", "resourceVersion": version}
@@ -107,6 +116,7 @@ class Keeper:
             async for kind, seen in changes:
                 if kind == "BOOKMARK":
                     continue
+                self._judge(None if kind == "DELETED" else seen)
                 if kind == "DELETED" or phase_of(seen) is ReplicaPhase.GONE or leaving(seen) != leaving(pod):
                     return
 
@@ -244,11 +254,36 @@ def _overdue(pod: Pod) -> bool:
 
 
 async def keep(job: str, namespace: str) -> None:
-    api = KubernetesApi(credentials.in_cluster(os.environ), deadline_seconds=PATIENCE_SECONDS)
+    api = KubernetesApi(credentials.find(), deadline_seconds=PATIENCE_SECONDS)
     try:
-        await Keeper(api, namespace, job).run()
+        await _until_sent_away(Keeper(api, namespace, job))
     finally:
         await api.close()
+
+
+async def _until_sent_away(keeper: Keeper) -> None:
+    """Whoever sends us away may send the master away as well, as when a node is drained: see first that there is one.
+
+    A master that stands makes the keeper again.
+    """
+    sent_away = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, sent_away.set)
+    keeping, leaving = asyncio.create_task(keeper.run()), asyncio.create_task(sent_away.wait())
+    standing = None
+    try:
+        await asyncio.wait({keeping, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not keeping.done():
+            log.info("Sent away by SIGTERM; a master that is lost meanwhile is still brought back.")
+            await asyncio.wait({keeping}, timeout=STAY_SECONDS[0])
+            standing = asyncio.create_task(keeper.standing.wait())
+            await asyncio.wait({keeping, standing}, timeout=STAY_SECONDS[1], return_when=asyncio.FIRST_COMPLETED)
+        if keeping.done():
+            keeping.result()
+    finally:
+        tasks = [task for task in (keeping, leaving, standing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 def main() -> int:

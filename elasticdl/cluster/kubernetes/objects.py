@@ -45,7 +45,7 @@ class JobObjects:
 def job_objects(spec: JobSpec, secrets: Mapping[str, str]) -> JobObjects:
     """The objects of a resolved job. `secrets`: values of `pods.SECRET_ENV`."""
     maker, job, files = pod_maker(spec), str(spec.job_name), {}
-    master, keeper = maker(_master(spec, secrets)), maker(_keeper(spec))
+    master, keeper = maker(_master(spec, secrets)), _elsewhere(maker(_keeper(spec)), job)
     if spec.cluster_spec is not None:  # a file of whoever submits: it travels with the job
         files[names.OVERLAY_KEY] = Path(spec.cluster_spec).read_text(encoding="utf-8")
     inside = spec.with_values(cluster_spec=OVERLAY_FILE) if files else spec
@@ -110,6 +110,17 @@ def _master(spec: JobSpec, secrets: Mapping[str, str]) -> ReplicaRequest:
         **secrets,
     }
     return ReplicaRequest(name, names.MASTER, 0, ("python", "-m", "elasticdl.master"), env)
+
+
+def _elsewhere(keeper: Pod, job: str) -> Pod:
+    """On another node than the master, if there is room: whoever loses one node loses one of the two."""
+    term = {"labelSelector": {"matchLabels": names.labels(job, names.MASTER)}, "topologyKey": "kubernetes.io/hostname"}
+    wish = {
+        "podAntiAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]
+        }
+    }
+    return keeper if "affinity" in keeper["spec"] else {**keeper, "spec": {**keeper["spec"], "affinity": wish}}
 
 
 def _keeper(spec: JobSpec) -> ReplicaRequest:
