@@ -46,7 +46,8 @@ def master_job(words: Sequence[str]) -> Resolved:
     from elasticdl.cli import flags
 
     given, problems = flags.read_spec(words, "by-hand")
-    spec = given.with_values(runtime="local", workers_by_hand=True, master_port=given.master_port or PORT)
+    here = "local" if given.image_name or given.worker_image or given.ps_image else given.runtime  # whatever is named
+    spec = given.with_values(runtime=here, workers_by_hand=True, master_port=given.master_port or PORT)
     asked = resolve(spec, problems)
     problems = [*asked.problems]
     if spec.distribution_strategy not in ("ParameterServerStrategy", "Local"):

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from shell import Shell
-from stories import ROOT, STORIES, Stage
+from stories import ROOT, STORIES, Stage, by_hand
 
 
 def main() -> int:
@@ -40,17 +40,19 @@ def main() -> int:
         client.chmod(0o755)
         shutil.copytree(ROOT / "model_zoo", folder / "model_zoo", ignore=shutil.ignore_patterns("__pycache__"))
         env = {"PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "120", "PYTHONPATH": str(ROOT)}
-        shell = Shell(folder, env, [(f"{ROOT}/", ""), (str(folder), "~/elasticdl")])
+        shell = Shell(folder, env, [(f"{ROOT}/", ""), (str(folder), "~/elasticdl"), ("/root/", "~/")])
         mounts = f"{args.mounts} " if args.mounts else ""
         stage = Stage(shell, args.base_image, args.namespace, scale, args.dev_image, mounts, args.stand_in)
-        for job in ("test-mnist", "test-mnist-allreduce"):
+        jobs = ("test-mnist", "test-mnist-allreduce") if play is not by_hand else ()
+        for job in jobs:
             stage.clear(job)
         shell.say(f"# {title}")
-        shell.say(ABOUT.format(story=args.story) + (SCALED.format(scale=scale) if scale != 1 else ""))
+        where = "a cluster of one node" if jobs else "a machine"
+        shell.say(ABOUT.format(story=args.story, where=where) + (SCALED.format(scale=scale) if scale != 1 else ""))
         try:
             play(stage)
         finally:
-            for job in ("test-mnist", "test-mnist-allreduce"):
+            for job in jobs:
                 stage.clear(job)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(shell.transcript())
@@ -58,7 +60,7 @@ def main() -> int:
 
 
 ABOUT = (
-    "Played by `python scripts/tutorials {story}` on a cluster of one node with two CPUs; nothing here was typed by "
+    "Played by `python scripts/tutorials {story}` on {where} with two CPUs; nothing here was typed by "
     "hand. The commands are those of the old tutorial but for the image and the data."
 )
 SCALED = " What pods ask for is {scale:g} times what they ask for there, to fit on that node."

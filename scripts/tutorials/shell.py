@@ -33,7 +33,9 @@ class Shell:
         if done.returncode:
             raise RuntimeError(f"exit code {done.returncode} of\n{command}\n{done.stdout}")
         shown = show(done.stdout).rstrip("\n")
-        self._parts.append("```\n$ " + self._clean(command) + (f"\n{self._clean(shown)}" if shown else "") + "\n```")
+        self._parts.append(
+            "```text\n$ " + self._clean(command) + (f"\n{self._clean(shown)}" if shown else "") + "\n```"
+        )
         return done.stdout
 
     def until(self, command: str, enough: Callable[[str], bool], seconds: float) -> str:
@@ -59,7 +61,7 @@ class Shell:
 
     def begin(self, command: str) -> None:
         """Start a command in a terminal of its own; `finish` shows what it printed."""
-        self._parts.append(f"```\n$ {self._clean(command)}\n```")
+        self._parts.append(f"```text\n$ {self._clean(command)}\n```")
         self._other = subprocess.Popen(
             ["bash", "-c", command], cwd=self.folder, env=self.env, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -74,7 +76,7 @@ class Shell:
             self._other.kill()
         if self._other.returncode:
             raise RuntimeError(f"exit code {self._other.returncode}\n{text}")
-        self._parts.append(f"```\n{self._clean(text.rstrip())}\n```")
+        self._parts.append(f"```text\n{self._clean(text.rstrip())}\n```")
         return text
 
     def quietly(self, command: str) -> None:

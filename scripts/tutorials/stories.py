@@ -91,16 +91,20 @@ def _of(text: str, job: str) -> str:
     return "\n".join([head, *(line for line in rest if f"-{job}-" in line or line.startswith("test-nginx"))])
 
 
+def _rights(stage: Stage) -> None:
+    stage.shell.say("Rights for the masters of jobs, once per namespace:")
+    file = f"{ROOT}/manifests/elasticdl-rbac.yaml"
+    if stage.namespace == "default":
+        stage.shell.type(f"kubectl apply -f {file}")
+    else:
+        renamed = f"sed 's/namespace: default/namespace: {stage.namespace}/' {file}"
+        stage.shell.type(f"{renamed} | kubectl apply -n {stage.namespace} -f -")
+
+
 def one_node(stage: Stage) -> None:
     """000: both strategies on a small cluster."""
     shell = stage.shell
-    shell.say("Rights for the masters of jobs, once per namespace:")
-    file = f"{ROOT}/manifests/elasticdl-rbac.yaml"
-    if stage.namespace == "default":
-        shell.type(f"kubectl apply -f {file}")
-    else:
-        renamed = f"sed 's/namespace: default/namespace: {stage.namespace}/' {file}"
-        shell.type(f"{renamed} | kubectl apply -n {stage.namespace} -f -")
+    _rights(stage)
     shell.say("An image with the models. The engine is the cluster's own, so nothing has to be pushed:")
     shell.type(f"elasticdl zoo init --base_image={stage.base_image} --model_zoo=model_zoo")
     shell.type("elasticdl zoo build --image=elasticdl:mnist_ps .", show=_ends)
@@ -198,7 +202,11 @@ def by_hand(stage: Stage) -> None:
 def coming_and_going(stage: Stage) -> None:
     """001: a worker is deleted; a Deployment of high priority takes the room of workers, and gives it back."""
     shell, job = stage.shell, "test-mnist"
-    shell.say("Two priorities, and the job: master and servers are important, workers may be taken away.")
+    _rights(stage)
+    shell.say(
+        "Two priorities, and the job: master and servers are important, workers may be taken away. It has 200 epochs "
+        "where the old tutorial has 5, so that it still trains when all else has been shown."
+    )
     shell.type(f"kubectl apply -f {ROOT}/manifests/high.yaml -f {ROOT}/manifests/low.yaml")
     sizes = "\n".join(
         f'  --{role}_resource_request="{stage.request(2, 2048)}" \\\n'

@@ -43,7 +43,7 @@ def test_the_tutorial_of_one_node(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(1600)
 def test_the_tutorial_of_coming_and_going(tmp_path: Path) -> None:
-    text = play("coming-and-going", tmp_path / "page.md", "--stand_in=busybox:local")
+    text = play("coming-and-going", tmp_path / "page.md", "--stand_in=debian-python:bookworm")
     assert re.search(r"^elasticdl-test-mnist-worker-4 +1/1 +Running", text, re.MULTILINE)
     assert re.search(r"^elasticdl-test-mnist-worker-\d+ +1/1 +Terminating", text, re.MULTILINE)
     assert re.search(r"^elasticdl-test-mnist-worker-\d+ +0/1 +Pending", text, re.MULTILINE)
