@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli import data, flags, jobs, scale
+from elasticdl.cli import data, flags, jobs, scale, top
 from elasticdl.cli.chaos import command as chaos
 from elasticdl.cli.main import GROUPS, LOOKING_AFTER, NOT_BUILT, main
 from elasticdl.cli.zoo import command as zoo
@@ -41,6 +41,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
         chaos.add_arguments(parser)
     elif command == "scale":
         scale.add_arguments(parser)
+    elif command == "top":
+        top.add_arguments(parser)
     else:
         jobs.add_arguments(command, parser)
     return parser
@@ -88,7 +90,7 @@ def test_the_readme_shows_the_command_of_the_first_tutorial_on_local_processes()
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_flag_that_a_page_names_exists(page: Path) -> None:
     known = {*spellings(), *flags.OPTIONS, "version", *OTHER_FLAGS}
-    commands = (*LOOKING_AFTER, "scale", "chaos", "data", "zoo")
+    commands = (*LOOKING_AFTER, "scale", "top", "chaos", "data", "zoo")
     known |= {option for command in commands for option in _options(_parser(command))}
     assert pages.flags(page) <= known, pages.flags(page) - known
 
