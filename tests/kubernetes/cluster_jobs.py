@@ -37,11 +37,11 @@ from tests.cluster.kubernetes_stage import (
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
-    "--master_resource_request=cpu=0.05,memory=100Mi", "--master_resource_limit=cpu=1,memory=1500Mi",
-    "--ps_resource_request=cpu=0.05,memory=100Mi", "--ps_resource_limit=cpu=1,memory=1000Mi",
-    "--worker_resource_request=cpu=0.05,memory=100Mi", "--worker_resource_limit=cpu=1,memory=1500Mi",
+    "--master_resource_request=cpu=0.1,memory=100Mi", "--master_resource_limit=cpu=1,memory=1500Mi",
+    "--ps_resource_request=cpu=0.1,memory=100Mi", "--ps_resource_limit=cpu=1,memory=1000Mi",
+    "--worker_resource_request=cpu=0.1,memory=100Mi", "--worker_resource_limit=cpu=1,memory=1500Mi",
 )  # fmt: skip
-UNTIL_SECONDS, SECONDS = 150.0, 400.0  # for one thing to happen; for a whole test: all share one machine
+UNTIL_SECONDS, SECONDS = 240.0, 840.0  # for one thing to happen; for a whole test: all share one machine
 # Everything that a job makes, as kubectl names it.
 KINDS = "pods,configmaps,secrets,services,networkpolicies,leases"
 

@@ -16,7 +16,7 @@ from tests.cluster.kubernetes_stage import kubectl_soon
 from tests.kubernetes.cluster_jobs import ROOT, SECONDS, ClusterJob, in_pods, submitted
 from tests.kubernetes.witnesses import proven, witness
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
 Run = Callable[..., None]
 

@@ -11,7 +11,7 @@ import pytest
 from tests.kubernetes.cluster_jobs import SECONDS, submitted
 from tests.kubernetes.witnesses import is_another, proven, witness
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
 Run = Callable[..., None]
 KILL_MASTER = """
