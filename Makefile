@@ -27,7 +27,7 @@ test-chaos: $(VENV)/.dev  ## 100 jobs under seeded chaos, each audited; a real m
 	$(BIN)/python -m tests.processes.chaos $(CHAOS) --report build/chaos.json
 
 test-jobs: $(VENV)/.dev  ## Whole jobs that make test has no time for.
-	$(BIN)/python -m pytest -q tests/processes tests/core tests/simulation tests/frameworks -m long
+	$(BIN)/python -m pytest -q tests/processes tests/seeds tests/core tests/simulation tests/frameworks -m long
 
 test-zoo: $(VENV)/.dev  ## Whole MNIST jobs: one worker, two, and one killed every few seconds.
 	$(BIN)/python -m pytest -q tests/zoo -m long

@@ -57,6 +57,7 @@ LEVELS = (
     Level("docs", 10, (_pytest("tests/docs"),)),
     Level("cli", 165, (_pytest("tests/cli"),)),
     Level("processes", 250, (_pytest("tests/processes"),)),
+    Level("seeds", 60, (_pytest("tests/seeds"),)),
     Level("zoo", 105, (_pytest("tests/zoo"),)),
 )
 

@@ -8,11 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from elasticdl.cli import by_hand
+from elasticdl.errors import UsageError
 from elasticdl.job.names import JobPaths
 from elasticdl.wire import control_pb2 as pb
 from tests.processes.harness import ROOT, RunningJob, check_witness, started, write_ids
@@ -103,6 +106,7 @@ def test_workers_and_the_master_are_killed_and_every_record_is_trained_exactly_o
     assert "Evaluation service started" in said and "Evaluation service stopped" in said
 
 
+@pytest.mark.long
 def test_with_a_token_file_only_workers_that_have_it_take_part(tmp_path: Path) -> None:
     hand = ByHand(tmp_path, free_port())
     (tmp_path / "secret").write_text("only we know\n")
@@ -122,6 +126,7 @@ def test_with_a_token_file_only_workers_that_have_it_take_part(tmp_path: Path) -
     assert "No --token_file is given" not in master.output.read_text()
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_job_with_a_checkpoint_and_sends_the_worker_home(tmp_path: Path) -> None:
     hand = ByHand(tmp_path, free_port())
     master, worker = hand.master(epochs=500), hand.worker(1)
@@ -132,19 +137,41 @@ def test_ctrl_c_ends_the_job_with_a_checkpoint_and_sends_the_worker_home(tmp_pat
     assert worker.process.wait(30) == 0
 
 
+MODEL = "--model_file=examples/witness.py"
+
+
 @pytest.mark.parametrize(
-    ("module", "flags", "said"),
+    ("read", "flags", "said"),
     [
-        ("worker", ["--worker_id=1"], "--master_addr: needed: it names the master"),
-        ("master", ["--job_name=test"], "--training_data: needed to train"),
-        ("master", ["--token_file=nowhere", "--training_data=x"], "--token_file=nowhere: cannot be read"),
-        ("master", ["--distribution_strategy=AllreduceStrategy", "--training_data=x"], "trains with parameter servers"),
-        ("master", ["--job_nam=test"], "Did you mean --job_name?"),
+        (by_hand.worker_job, ["--worker_id=1"], "--master_addr: needed: it names the master"),
+        (by_hand.master, [MODEL, "--job_name=test"], "--training_data: needed to train"),
+        (by_hand.master, [MODEL, "--token_file=nowhere", "--training_data=x"], "--token_file=nowhere: cannot be read"),
+        (
+            by_hand.master,
+            [MODEL, "--distribution_strategy=AllreduceStrategy", "--training_data=x"],
+            "a master started by hand trains with parameter servers",
+        ),
+        (by_hand.master, [MODEL, "--encrypt_data_plane", "--training_data=x"], "started by hand have no key"),
+        (by_hand.master, ["--job_nam=test"], "Did you mean --job_name?"),
     ],
 )
 def test_what_is_missing_or_wrong_is_said_with_its_remedy(
-    tmp_path: Path, module: str, flags: list[str], said: str
+    read: Callable[[list[str]], object], flags: list[str], said: str
 ) -> None:
-    process, output = Terminal(tmp_path).start(module, *flags)
-    assert process.wait(30) == 2
-    assert said in output.read_text()
+    with pytest.raises(UsageError) as raised:
+        read(flags)
+    assert said in str(raised.value)
+
+
+def test_a_worker_needs_to_be_told_nothing_but_where_its_master_is() -> None:
+    assert by_hand.worker_job(["--master_addr=localhost:50001"]).master_addr == "localhost:50001"
+
+
+def test_that_the_job_is_open_to_all_is_said_once_and_only_where_it_is() -> None:
+    words = [MODEL, "--training_data=x"]
+    notes = by_hand.master_job(words).notes
+    assert [note for note in notes if "token_file" in note] == [
+        "No --token_file is given: whoever reaches port 50001 of this machine may take part in the job, watch it and "
+        "stop it."
+    ]
+    assert not [note for note in by_hand.master_job([*words, "--token_file=secret"]).notes if "No --token" in note]
