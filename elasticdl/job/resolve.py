@@ -21,6 +21,7 @@ PLACES = (
     "model_zoo", "training_data", "validation_data", "prediction_data",
     "output", "checkpoint_dir", "checkpoint_dir_for_init",
 )  # fmt: skip
+CLUSTER_GRACE_SECONDS = 300.0  # for a master whose pod may have to wait for room
 NOT_BUILT = {"evaluate": "evaluating a saved model", "predict": "prediction"}
 
 
@@ -176,6 +177,8 @@ def _in_a_cluster(spec: JobSpec, values: dict[str, Any], decisions: list[str], w
             what = "checkpoints need a place that every pod sees"
             remedy = "Give --volume=claim_name=NAME,mount_path=/job, or leave it out."
             problems.append(Problem("--checkpoint_steps", str(spec.checkpoint_steps), what, remedy))
+    if spec.master_grace_seconds == knobs()["master_grace_seconds"].default:
+        values["master_grace_seconds"] = CLUSTER_GRACE_SECONDS
     overlaid = spec.cluster_spec is not None or spec.cluster_spec_json is not None
     for name in ("output", "checkpoint_dir"):
         path = getattr(spec, name)

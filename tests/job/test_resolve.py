@@ -159,6 +159,12 @@ def test_the_data_plane_is_encrypted_between_pods_unless_the_user_says_no() -> N
     assert resolved().spec.encrypt_data_plane is None
 
 
+def test_replicas_wait_longer_for_a_master_whose_pod_may_have_to_wait_for_room() -> None:
+    assert in_a_cluster().spec.master_grace_seconds == 300.0
+    assert in_a_cluster(master_grace_seconds=10).spec.master_grace_seconds == 10.0
+    assert resolved().spec.master_grace_seconds == 60.0
+
+
 def test_a_port_of_its_own_means_nothing_in_a_pod() -> None:
     assert (
         "--master_port=7 changes nothing: in its pod the master listens at 50001" in in_a_cluster(master_port=7).notes

@@ -57,6 +57,8 @@ def with_pod(pod):
     script = SCRIPTS.get(pod["metadata"]["labels"]["elasticdl-replica-type"], "sleep 600")
     main = pod["spec"]["containers"][0]
     main["command"] = ["sh", "-c", script.replace("$", "$$")]
+    if pod["metadata"]["name"].endswith("keeper"):
+        pod["spec"]["terminationGracePeriodSeconds"] = 1
     main["resources"] = {{"requests": {{"cpu": "10m", "memory": "16Mi"}}}}
     {more}
 """
@@ -104,7 +106,7 @@ async def reach(account: str | None = None, namespace: str = "") -> AsyncIterato
         await api.close()
 
 
-def run(story: Coroutine[Any, Any, Any], seconds: float = 60.0) -> None:
+def run(story: Coroutine[Any, Any, Any], seconds: float = 180.0) -> None:
     asyncio.run(asyncio.wait_for(story, seconds))
 
 
@@ -114,7 +116,7 @@ def there(namespace: str) -> list[str]:
     return sorted(f"{thing['kind']}/{thing['metadata']['name']}" for thing in found)
 
 
-async def until(what: Callable[[], Any], seconds: float = 60.0) -> None:
+async def until(what: Callable[[], Any], seconds: float = 120.0) -> None:
     """Until kubectl sees it."""
     deadline = time.monotonic() + seconds
     while not await asyncio.to_thread(what):
@@ -155,7 +157,7 @@ def test_a_job_is_submitted_with_all_its_objects_and_goes_with_its_config_map(na
         kubectl("delete", "configmap", "elasticdl-j", namespace=namespace)
         await until(lambda: there(namespace) == [])
 
-    run(story(), 90)
+    run(story(), 280)
 
 
 def test_a_job_of_which_one_object_is_refused_leaves_nothing_behind(namespace: str, make: Make) -> None:
@@ -199,7 +201,7 @@ def test_a_name_in_use_is_refused_and_that_of_a_job_that_ended_is_used_again(nam
             assert said == ["An earlier job j succeeded; its master's pod, which held its log, is removed."]
         assert await asyncio.to_thread(there, namespace) == ALL
 
-    run(story(), 120)
+    run(story(), 280)
 
 
 def test_what_is_missing_is_found_by_asking_the_server(namespace: str, make: Make) -> None:
@@ -302,13 +304,13 @@ def test_a_deleted_master_is_made_again_as_it_was(namespace: str, make: Make) ->
             events = kubectl("get", "events", "-o", "jsonpath={.items[*].reason}", namespace=namespace)
             assert "MasterStarted" in events
 
-    run(story(), 90)
+    run(story(), 280)
 
 
 def test_a_master_that_fails_again_and_again_fails_the_job_and_only_its_pod_is_left(namespace: str, make: Make) -> None:
     async def story() -> None:
         async with kept(namespace, make(CRASHES)) as keeping:
-            await asyncio.wait_for(keeping, 100)
+            await asyncio.wait_for(keeping, 200)
         await until(lambda: there(namespace) == [f"Pod/{MASTER}"])
         pod = await asyncio.to_thread(master, namespace)
         assert "ownerReferences" not in pod["metadata"]
@@ -318,7 +320,7 @@ def test_a_master_that_fails_again_and_again_fails_the_job_and_only_its_pod_is_l
         assert pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
         assert kubectl("logs", MASTER, namespace=namespace) == "last words\n"
 
-    run(story(), 150)
+    run(story(), 280)
 
 
 def test_a_master_that_was_killed_costs_no_attempt_and_its_lease_is_given_back_at_once(
@@ -341,7 +343,7 @@ def test_a_master_that_was_killed_costs_no_attempt_and_its_lease_is_given_back_a
                 async with asyncio.timeout(5):  # it lasts 40 s: nobody has to wait for that
                     await Lease(api, namespace, "j", after["metadata"]["uid"], owner).acquire()
 
-    run(story(), 90)
+    run(story(), 280)
 
 
 def test_a_job_with_a_result_leaves_its_masters_pod_with_exit_status_and_log(namespace: str, make: Make) -> None:
@@ -351,12 +353,12 @@ def test_a_job_with_a_result_leaves_its_masters_pod_with_exit_status_and_log(nam
             note = json.dumps({"outcome": "succeeded", "reason": ""})
             kubectl("annotate", "pod", MASTER, f"{names.ANNOTATION_RESULT}={note}", namespace=namespace)
             kubectl("exec", MASTER, "--", "touch", "/tmp/end", namespace=namespace)
-            await asyncio.wait_for(keeping, 40)
+            await asyncio.wait_for(keeping, 120)
         await until(lambda: there(namespace) == [f"Pod/{MASTER}"])
         assert phase(namespace) == "Succeeded"
         assert kubectl("logs", MASTER, namespace=namespace) == "Evaluation metrics\n"
 
-    run(story(), 90)
+    run(story(), 280)
 
 
 def test_a_keeper_that_is_sent_away_together_with_its_master_brings_that_back_first(namespace: str, make: Make) -> None:
@@ -380,7 +382,7 @@ def test_a_keeper_that_is_sent_away_together_with_its_master_brings_that_back_fi
         assert "The master is started again." in said.decode()
         assert (await asyncio.to_thread(master, namespace))["metadata"]["uid"] != uid
 
-    run(story(), 150)
+    run(story(), 280)
 
 
 def test_a_keeper_of_a_job_that_is_gone_ends(namespace: str) -> None:

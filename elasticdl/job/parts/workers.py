@@ -27,7 +27,10 @@ class WorkersPart(Part):
         30.0, "How long the master waits for a replica whose connection broke before it replaces it."
     )
     master_grace_seconds: Seconds = knob(
-        60.0, "How long workers and servers go on without hearing from the master.", commands=TRAIN
+        60.0,
+        "How long workers and servers go on without hearing from the master; by default 300 in a cluster, where its "
+        "pod may have to wait for room.",
+        commands=TRAIN,
     )
     critical_worker_index: CriticalWorkers = knob(
         "default",
