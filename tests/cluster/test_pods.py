@@ -82,11 +82,11 @@ def test_a_pod_knows_its_address() -> None:
 def test_resources_are_requests_and_limits_and_a_limit_not_given_is_the_request() -> None:
     spec = job(worker_resource_request="cpu=0.4,memory=1024Mi", worker_resource_limit="cpu=1,memory=2048Mi")
     assert container(PodMaker(spec)(request()))["resources"] == {
-        "requests": {"cpu": "400m", "memory": str(1 << 30)},
-        "limits": {"cpu": "1000m", "memory": str(2 << 30)},
+        "requests": {"cpu": "400m", "memory": "1024Mi"},
+        "limits": {"cpu": "1000m", "memory": "2048Mi"},
     }
     alone = container(PodMaker(job(ps_resource_request="cpu=2,memory=1Gi"))(request("ps")))["resources"]
-    assert alone["requests"] == alone["limits"] == {"cpu": "2000m", "memory": str(1 << 30)}
+    assert alone["requests"] == alone["limits"] == {"cpu": "2000m", "memory": "1024Mi"}
 
 
 def test_gpus_and_other_things_by_name_are_requested_as_much_as_they_are_allowed() -> None:
@@ -99,8 +99,8 @@ def test_gpus_and_other_things_by_name_are_requested_as_much_as_they_are_allowed
 def test_a_replica_that_comes_back_with_more_memory_requests_more_too() -> None:
     spec = job(worker_resource_request="cpu=1,memory=100Mi", worker_resource_limit="cpu=1,memory=200Mi")
     resources = container(PodMaker(spec)(request(memory_limit_bytes=300 << 20)))["resources"]
-    assert resources["limits"]["memory"] == str(300 << 20)
-    assert resources["requests"]["memory"] == str(150 << 20)
+    assert resources["limits"]["memory"] == "300Mi"
+    assert resources["requests"]["memory"] == "150Mi"
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,8 @@ def _name(item: Any) -> str | None:
 def _quantities(known: ResourceSpec, extended: Mapping[str, int]) -> dict[str, str]:
     found = {} if known.cpu is None else {"cpu": f"{round(known.cpu * 1000)}m"}
     if known.memory is not None:
-        found["memory"] = str(known.memory)
+        mebibytes, rest = divmod(known.memory, 1 << 20)
+        found["memory"] = str(known.memory) if rest else f"{mebibytes}Mi"  # as people read it in kubectl describe
     return {**found, **{name: str(amount) for name, amount in extended.items()}}
 
 
