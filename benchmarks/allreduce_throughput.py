@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.peers.contenders import MODELS, Contender, ElasticDL, Failed, Torchft, Torchrun, Toy, peer_versions
 from benchmarks.peers.observing import steps_per_second
 from benchmarks.report import about, write
+from elasticdl.frameworks.memory import keep_freed_memory
 
 WORKERS = 2
 TOYS = {"conv": Toy("conv", 64), "transformer": Toy("transformer", 32), "mlp": Toy("mlp", 512)}
@@ -59,6 +60,7 @@ def parts_cost(toy: Toy, steps: int) -> dict[str, float]:
     import torch
 
     torch.set_num_threads(1)
+    keep_freed_memory()  # as our workers do: without it, large passes pay for new memory each time
     sys.path.insert(0, str(MODELS))
     code = importlib.import_module(f"allreduce_{toy.model}")
     model = code.custom_model()

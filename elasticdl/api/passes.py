@@ -2,6 +2,7 @@
 
 Large passes read the weights less often, small ones fit the caches better: which is faster depends on model and
 machine. So each world's first steps try some widths in turn, and the fastest is kept for as long as the world lasts.
+What counts is the training thread's own time: whatever else runs on the machine would blur any other.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TURNS = 6  # steps of each width; the first of them does not count: it finds cac
 class Passes:
     """Of one worker. The width is the number of neighbouring parts that are computed together."""
 
-    def __init__(self, most_records: int, measured: bool, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, most_records: int, measured: bool, clock: Callable[[], float] = time.thread_time) -> None:
         """No pass of several parts has more records than `most_records`, which is what DDP computes at once. Unless it
         is measured, the widest is taken."""
         self._most, self._measured, self._clock = most_records, measured, clock
