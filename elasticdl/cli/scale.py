@@ -12,7 +12,6 @@ from elasticdl.cli.master_client import MasterClient
 from elasticdl.errors import Problem, UsageError
 from elasticdl.wire import control_pb2 as pb
 
-_ANSWER_SECONDS = 15.0
 OVER = ("succeeded", "stopped", "failed")
 
 
@@ -41,14 +40,14 @@ async def _find_and_scale(args: argparse.Namespace) -> int:
             what = f"it does not run: it {job.state}"
             raise UsageError([Problem(job.name, "", what, f"`elasticdl status {job.name}` says more.")])
         async with job.reach() as master:
-            return await _scale(master, job.name, args)
+            return await _scale(master, job.name, args, job.answer_seconds)
 
 
-async def _scale(master: MasterClient, name: str, args: argparse.Namespace) -> int:
+async def _scale(master: MasterClient, name: str, args: argparse.Namespace, answer_seconds: float) -> int:
     for role, count in (("ps", args.ps), ("worker", args.workers)):
         if count is None:
             continue
-        refused = await master.scale(role, count, _ANSWER_SECONDS)
+        refused = await master.scale(role, count, answer_seconds)
         if refused:
             raise UsageError([Problem("--ps" if role == "ps" else "--workers", str(count), refused, "")])
     if not args.timeout:

@@ -134,18 +134,20 @@ def test_logs_come_from_the_api_server(namespace: str, running: str) -> None:
 def test_replicas_say_what_they_use(namespace: str, running: str) -> None:
     def spoken() -> Any:
         (found,) = json.loads(elasticdl("top", "runner", "--json", "-n", namespace))
-        return found if all(replica["memory_bytes"] for replica in found["replicas"]) else None
+        spoke = [replica["memory_bytes"] for replica in found["replicas"]]
+        return found if spoke and all(spoke) else None
 
     replicas = until(spoken)["replicas"]
     assert [replica["name"] for replica in replicas] == ["master", "ps-0", "worker-0"]
     assert all(10 << 20 < replica["memory_bytes"] < 1000 << 20 for replica in replicas)
     assert all(replica["memory_limit_bytes"] == 1000 << 20 for replica in replicas)
-    assert re.search(r"worker-0 +working +\d\.\d\d of 1 +\d+ MiB of 1000 MiB", elasticdl("top", "-n", namespace))
+    row = r"worker-0 +working +\d\.\d\d of 1 +\d+ MiB of 1000 MiB"
+    assert until(lambda: re.search(row, elasticdl("top", "-n", namespace)))
 
 
 def test_a_job_is_scaled_through_its_master(namespace: str, running: str) -> None:
-    said = elasticdl("scale", "runner", "--workers=2", "--timeout=240", "-n", namespace, timeout=300)
-    assert said == "runner: 2 workers train.\n"
+    words = ("scale", "runner", "--workers=2", "--timeout=240", "-n", namespace)
+    until(lambda: elasticdl(*words, code=None, timeout=300) == "runner: 2 workers train.\n")
     assert "elasticdl-runner-worker-1" in status("runner", namespace)["pods"]
 
 
