@@ -44,7 +44,7 @@ from elasticdl.core.events import (
     WorldConfirmed,
     WorldFormed,
 )
-from elasticdl.core.job_state import FAILED, STOPPED, SUCCEEDED, Recovery
+from elasticdl.core.job_state import FAILED, NOWHERE, STOPPED, SUCCEEDED, Recovery
 from elasticdl.core.membership import Phase
 from elasticdl.core.plan import BadRecord
 from elasticdl.core.replicas import FINISHED, PREEMPTED, State
@@ -266,6 +266,8 @@ class AllreduceJob(SavingJob):
         if self.stopping:
             return []
         self.stopping = reason
+        if self.terms.schedule.nowhere:
+            return [FinishJob(STOPPED, f"{reason}; {NOWHERE}")]
         if self.step and self.membership.holders:
             return [Announce(f"stopping: {reason}; the state is saved first")]
         if not self.step and not self.checkpoints.newest.directory:

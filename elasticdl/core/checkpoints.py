@@ -23,6 +23,7 @@ class Schedule:
     seconds: float = 0.0  # and one at least so often, in case a server dies; 0: none
     keep: int = 0  # how many lasting ones are kept; 0: all
     keep_transient: bool = False  # whether the others outlive a job that succeeds
+    nowhere: bool = False  # there is no place for any that outlives the replicas: a stop does not wait for one
 
 
 @dataclass

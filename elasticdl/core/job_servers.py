@@ -15,7 +15,7 @@ from elasticdl.core.commands import (
     TellMembers,
 )
 from elasticdl.core.cuts import SAVE, VIEW, Cut, Phase
-from elasticdl.core.job_state import FAILED, STOPPED, JobState, Recovery
+from elasticdl.core.job_state import FAILED, NOWHERE, STOPPED, JobState, Recovery
 from elasticdl.core.replicas import PREEMPTED
 from elasticdl.core.shards import ShardsAdded
 
@@ -125,6 +125,8 @@ class JobOfServers(JobState):
         if self.stopping:
             return []
         self.stopping, self.shards.draining = reason, True
+        if self.terms.schedule.nowhere:
+            return [FinishJob(STOPPED, f"{reason}; {NOWHERE}")]
         if self.shards.paused:
             newest = self.checkpoints.newest
             if not newest.directory:

@@ -15,6 +15,7 @@ from elasticdl.core.scaling import Scaling, server_names
 from elasticdl.core.shards import Shards
 
 SUCCEEDED, STOPPED, FAILED = "succeeded", "stopped", "failed"
+NOWHERE = "nothing is saved: there is no place that outlives its replicas"
 BY_HAND = "the workers of this job are started by hand: start another, or end one"
 
 

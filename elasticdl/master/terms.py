@@ -10,7 +10,7 @@ from elasticdl.core.job import Terms
 from elasticdl.core.plan import Plan
 from elasticdl.core.replicas import Budget
 from elasticdl.core.steps import StepPlan
-from elasticdl.job import names
+from elasticdl.job import names, places
 from elasticdl.job.modes import mode
 from elasticdl.job.spec import JobSpec
 
@@ -47,4 +47,17 @@ def allreduce_terms_of(spec: JobSpec, training_records: int, validation_records:
 def _schedule(spec: JobSpec) -> Schedule:
     home = names.JobPaths(Path(str(spec.state_dir)), str(spec.job_name))
     own = spec.checkpoint_dir is None or Path(spec.checkpoint_dir) == home.checkpoint
-    return Schedule(spec.checkpoint_steps, spec.checkpoint_seconds, spec.keep_checkpoint_max, keep_transient=not own)
+    return Schedule(
+        spec.checkpoint_steps, spec.checkpoint_seconds, spec.keep_checkpoint_max, keep_transient=not own,
+        nowhere=_goes_with_its_pod(spec),
+    )  # fmt: skip
+
+
+def _goes_with_its_pod(spec: JobSpec) -> bool:
+    """Whether checkpoints would be written where no other pod sees them."""
+    if spec.runtime != "kubernetes":
+        return False
+    if spec.checkpoint_dir is None:
+        return places.is_scratch(spec)
+    overlaid = spec.cluster_spec is not None or spec.cluster_spec_json is not None
+    return not overlaid and places.volume_of(spec, spec.checkpoint_dir) is None

@@ -10,6 +10,7 @@ from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.allreduce_state import NEXT
 from elasticdl.core.checkpoints import Schedule
+from elasticdl.core.job_state import NOWHERE
 from elasticdl.core.membership import MARGIN_SECONDS, NOTHING, STRANGERS_SECONDS
 from elasticdl.core.replicas import PREEMPTED
 from tests.core.allreduce_play import Play, W, of
@@ -26,6 +27,13 @@ def test_a_stop_saves_the_state_first() -> None:
     assert of(c.SaveState, out) == [c.SaveState(W[0], 1, NEXT)]
     assert play.hear(e.StopRequested("again")) == []
     assert play.save(5)[-1] == c.FinishJob("stopped", "asked to; the checkpoint holds step 5")
+
+
+def test_a_stop_without_a_place_for_checkpoints_ends_at_once() -> None:
+    play = Play(schedule=Schedule(nowhere=True))
+    play.trains(W[0], W[1])
+    play.step(4)
+    assert play.hear(e.StopRequested("enough")) == [c.FinishJob("stopped", f"enough; {NOWHERE}")]
 
 
 def test_a_stop_before_anything_is_trained_ends_at_once() -> None:

@@ -8,7 +8,9 @@ import pytest
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
+from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.job import IN_TOUCH_SECONDS
+from elasticdl.core.job_state import NOWHERE
 from elasticdl.core.plan import EpochDone, Position
 from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, Budget
 from tests.core.invariants import check_clock
@@ -362,6 +364,13 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_job_and_says_why(where: s
         play.publish("disk full")
     who = f"{PS0}: " if where == "server" else ""
     assert (play.job.outcome, play.job.reason) == ("failed", f"the checkpoint could not be written: {who}disk full")
+
+
+def test_a_stop_without_a_place_for_checkpoints_ends_at_once() -> None:
+    play = Play(schedule=Schedule(nowhere=True))
+    play.everybody()
+    play.commit("train/0/0", 1)
+    assert play.hear(e.StopRequested("enough")) == [c.FinishJob("stopped", f"enough; {NOWHERE}")]
 
 
 def test_a_stop_before_the_servers_are_there_ends_at_once() -> None:
