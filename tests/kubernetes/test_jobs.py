@@ -94,7 +94,7 @@ def test_an_all_reduce_job_of_two_workers(run: Run, jobs_namespace: str, shared:
             assert sorted(seen.world) == [job.full("worker-0"), job.full("worker-1")]
             result = await job.result()
             assert result["outcome"] == "succeeded", result
-            assert result["status"]["audit"] == "960 records, each trained exactly 1 times"
+            assert result["status"]["audit"] == "960 records, each trained exactly 1 time"
             assert (shared / "mnist-model" / "manifest.json").exists()
 
     run(story(), SECONDS)

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest
 from elasticdl.core import events as e
 from elasticdl.core.job import Job
-from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED
+from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, State
 from elasticdl.errors import JobFailed, Refused, Unreachable
 from elasticdl.files import verify
 from elasticdl.master.journal import Journal
@@ -26,7 +27,7 @@ from elasticdl.ps.snapshot import read_manifest
 from elasticdl.wire import auth
 from elasticdl.wire import control_pb2 as pb
 from tests.master.replicas import DATA, TOKEN, Stage
-from tests.wire.loopback import stub
+from tests.wire.loopback import hello, raw_stream, stub
 
 Run = Callable[..., None]
 
@@ -422,5 +423,37 @@ def test_time_never_runs_back_not_even_for_the_next_master(tmp_path: Path, run: 
         journal.close()
         async with stage.mastered() as master:
             assert isinstance(master, Master) and master.now() == 5e9
+
+    run(story())
+
+
+def test_a_server_whose_pod_is_gone_is_not_heard_any_more_although_its_process_still_speaks(
+    run: Run, tmp_path: Path
+) -> None:
+    """As when a pod is removed by force: what the old process says must not be taken for its successor's word."""
+    name = "elasticdl-j-ps-0"
+
+    async def story() -> None:
+        stage = Stage(tmp_path)  # whose replicas are this test's own
+        async with stage.mastered() as master:
+            running = asyncio.create_task(master.run())
+            await until(stage, lambda: name in master.job.replicas.replicas)
+            async with raw_stream(stage.address, TOKEN) as old:
+                await old.write(hello(name, "old", address="tcp://old"))
+                await until(stage, lambda: master.job.replicas.replicas[name].state is State.JOINED)
+                stage.cluster.exit(name, Exit(None, None, oom=False, reason="deleted", taken="deleted"))
+                heard = [message.WhichOneof("body") async for message in old]
+                assert heard[0] == "welcome", "and then the end of the stream"
+            assert master.job.replicas.replicas[name].state in (State.LAUNCHED, State.RUNNING)
+            async with raw_stream(stage.address, TOKEN) as again:
+                with pytest.raises(grpc.aio.AioRpcError, match="another process took its place"):
+                    await again.write(hello(name, "old", address="tcp://old"))
+                    await again.read()
+            async with raw_stream(stage.address, TOKEN) as new:
+                await new.write(hello(name, "new", address="tcp://new"))
+                await until(stage, lambda: master.job.replicas.replicas[name].address == "tcp://new")
+            assert dict(master.status().incidents) == {"deleted": 1}
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
     run(story())
