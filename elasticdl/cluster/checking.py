@@ -1,4 +1,4 @@
-"""Runs the check of model and data in a process of its own, since neither the launcher nor a master imports a framework."""
+"""Runs the check of model and data in a process of its own, since neither launcher nor master imports a framework."""
 
 from __future__ import annotations
 
