@@ -16,12 +16,12 @@ from typing import Any
 
 from elasticdl.cluster.checking import check
 from elasticdl.cluster.kubernetes import credentials, objects
-from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
+from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.cluster.kubernetes.reading import Pod
 from elasticdl.cluster.protocol import ReplicaPhase, ReplicaRequest
-from elasticdl.errors import JobFailed, Problem, UsageError, WireError
+from elasticdl.errors import JobFailed, Problem, Refused, Unreachable, UsageError
 from elasticdl.files import write_durably
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
@@ -199,20 +199,28 @@ def _keeper_file() -> Path:
 
 async def _keep_keeper(cluster: KubernetesCluster, job_name: str) -> None:
     """See that there is a keeper for as long as the job runs. Without one it runs too, until its master is lost."""
-    if not _keeper_file().exists():
-        return
-    request = ReplicaRequest(names.keeper_name(job_name), names.KEEPER, 0, ("python",), {})
-    try:
-        if not any(status.role == names.KEEPER for status in await cluster.list()):
-            await cluster.launch(request)
-        async with contextlib.aclosing(cluster.events()) as seen:
-            async for status in seen:
-                if status.role == names.KEEPER and status.phase is ReplicaPhase.GONE:
-                    why = status.exit.reason if status.exit is not None else "gone"
-                    log.info("The keeper is gone (%s); making it again", why)
-                    await cluster.launch(request)
-    except WireError as error:
-        log.warning("Nobody would bring this master back: the keeper cannot be made: %s", error)
+    pauses = Pauses()
+    while _keeper_file().exists():
+        try:
+            await _replace_keepers(cluster, names.keeper_name(job_name))
+            return
+        except Refused as refusal:
+            log.warning("Nobody would bring this master back: the keeper cannot be made: %s", refusal)
+            return
+        except Unreachable:
+            await asyncio.sleep(pauses.next())
+
+
+async def _replace_keepers(cluster: KubernetesCluster, name: str) -> None:
+    request = ReplicaRequest(name, names.KEEPER, 0, ("python",), {})
+    if not any(status.role == names.KEEPER for status in await cluster.list()):
+        await cluster.launch(request)
+    async with contextlib.aclosing(cluster.events()) as seen:
+        async for status in seen:
+            if status.role == names.KEEPER and status.phase is ReplicaPhase.GONE:
+                why = status.exit.reason if status.exit is not None else "gone"
+                log.info("The keeper is gone (%s); making it again", why)
+                await cluster.launch(request)
 
 
 # How the job ended.
