@@ -201,15 +201,20 @@ def test_a_missing_secret_is_told_by_name(namespace: str, data: Path) -> None:
     elasticdl("stop", "nosecret", "--now", "-n", namespace)
 
 
-def test_following_ends_with_the_job_that_is_stopped_with_a_checkpoint(namespace: str, running: str) -> None:
+def test_following_outlives_a_master_and_ends_with_the_job_that_is_stopped_with_a_checkpoint(
+    namespace: str, running: str
+) -> None:
     """The last look at the running job: it ends here."""
     command = [sys.executable, "-m", "elasticdl", "logs", "runner", "all", "-f", "--tail=1", "-n", namespace]
     following = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
     assert following.stdout is not None
-    following.stdout.readline()  # it looks on before the job is stopped
+    following.stdout.readline()  # it looks on before anything happens
+    kubectl("delete", "pod", "elasticdl-runner-master", "--wait=false", namespace=namespace)
+    until(lambda: (now := status("runner", namespace)["status"]) and now["master_starts"] == 2)
     said = elasticdl("stop", "runner", "-n", namespace)
     text, _ = following.communicate(timeout=60)
     assert following.returncode == 0
+    assert re.search(r"master +\| .*start 2: ", text)
     assert re.search(r"worker-\d +\| ", text) and "the job stopped: stopped by `elasticdl stop`" in text
     assert "runner stopped: stopped by `elasticdl stop`; the checkpoint holds version" in said
     assert "--checkpoint_dir_for_init=" in said and f"--namespace={namespace}" in said
