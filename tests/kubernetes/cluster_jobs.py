@@ -181,8 +181,8 @@ class ClusterJob:
         found: dict[str, Any] = json.loads(pod["metadata"]["annotations"][names.ANNOTATION_RESULT])
         return found
 
-    async def cleared(self, seconds: float = 60.0) -> list[str]:
-        """What is left of the job once nothing more goes, as kind/name."""
+    async def cleared(self, seconds: float = 180.0) -> list[str]:
+        """What is left of the job once nothing more goes, as kind/name. A kubelet may take a minute over an ended pod."""
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             left = await kubectl_soon(
