@@ -182,7 +182,7 @@ class ClusterJob:
         return found
 
     async def cleared(self, seconds: float = 180.0) -> list[str]:
-        """What is left of the job once nothing more goes, as kind/name. A kubelet may take a minute over an ended pod."""
+        """What is left of the job once nothing more goes, as kind/name. A kubelet may take a minute over a pod."""
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             left = await kubectl_soon(
