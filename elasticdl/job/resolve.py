@@ -177,7 +177,7 @@ def _in_a_cluster(spec: JobSpec, values: dict[str, Any], decisions: list[str], w
             what = "checkpoints need a place that every pod sees"
             remedy = "Give --volume=claim_name=NAME,mount_path=/job, or leave it out."
             problems.append(Problem("--checkpoint_steps", str(spec.checkpoint_steps), what, remedy))
-    if spec.master_grace_seconds == knobs()["master_grace_seconds"].default:
+    if "master_grace_seconds" not in spec.model_fields_set:
         values["master_grace_seconds"] = CLUSTER_GRACE_SECONDS
     overlaid = spec.cluster_spec is not None or spec.cluster_spec_json is not None
     for name in ("output", "checkpoint_dir"):

@@ -162,6 +162,7 @@ def test_the_data_plane_is_encrypted_between_pods_unless_the_user_says_no() -> N
 def test_replicas_wait_longer_for_a_master_whose_pod_may_have_to_wait_for_room() -> None:
     assert in_a_cluster().spec.master_grace_seconds == 300.0
     assert in_a_cluster(master_grace_seconds=10).spec.master_grace_seconds == 10.0
+    assert in_a_cluster(master_grace_seconds=60).spec.master_grace_seconds == 60.0  # said, not left out
     assert resolved().spec.master_grace_seconds == 60.0
 
 
