@@ -303,7 +303,8 @@ class JobMachine(RuleBasedStateMachine):
         holdings = tuple(e.Holding(s.id, s.attempt, s.next_batch) for s in held if data.draw(st.booleans()))
         timeline = data.draw(st.integers(0, self.job.checkpoints.timeline)) if r.role == "ps" else 0
         capacity = 2 if r.role == "worker" else 0
-        self.hear(e.ReplicaJoined(r.name, r.incarnation or "i", "at", holdings, capacity, timeline))
+        incarnation = r.incarnation or f"i{len(self.play.journal)}"
+        self.hear(e.ReplicaJoined(r.name, incarnation, "at", holdings, capacity, timeline))
 
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
@@ -414,7 +415,8 @@ def settle(machine: JobMachine) -> None:
                 held = [s for s in job.shards.leased.values() if s.worker == r.name]
                 holdings = tuple(e.Holding(s.id, s.attempt, s.next_batch) for s in held)
                 capacity = 2 if r.role == "worker" else 0
-                machine.hear(e.ReplicaJoined(r.name, r.incarnation or "calm", "at", holdings, capacity))
+                incarnation = r.incarnation or f"calm{len(machine.play.journal)}"  # each process has its own
+                machine.hear(e.ReplicaJoined(r.name, incarnation, "at", holdings, capacity))
             if r.role == "ps" and r.state is State.JOINED and r.name not in job.checkpoints.restored:
                 machine.hear(e.ServerRestored(r.name, job.checkpoints.timeline))
         leaving = [w for w, seat in job.shards.seats.items() if seat.leaving]
