@@ -78,7 +78,7 @@ class JobInCluster:
 
     @property
     def left_over(self) -> bool:
-        return self.seen.state == "died" and self.seen.config is not None
+        return self.seen.config is not None and self.seen.state not in ("running", "pending")
 
     def spec(self) -> JobSpec | None:
         try:

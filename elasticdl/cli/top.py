@@ -177,7 +177,7 @@ def table(looks: Sequence[Look]) -> RenderableType:
     for number, column in enumerate(found.columns):
         column.justify = "right" if column.header in ("CPU", "MEMORY") else "left"
         if column.header != "DOING":  # what there is no room for is cut off at the end
-            column.min_width = max(len(row[number]) for row in rows)
+            column.min_width = max((len(row[number]) for row in rows), default=0)
     for row in rows:
         found.add_row(*row)
     return found

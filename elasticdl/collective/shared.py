@@ -71,7 +71,9 @@ def reached(offer: Mapping[str, Any], floats: int) -> Place | None:
     """The vector of another process, to be read; None where it is not to be had: on another machine, in another pod."""
     size = _HEAD_BYTES + 4 * floats
     try:
-        file = os.open(f"/proc/{int(offer['process'])}/fd/{int(offer['file'])}", os.O_RDONLY | os.O_CLOEXEC)
+        # Elsewhere it may name anything, a pipe too: that must not be waited for.
+        how = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        file = os.open(f"/proc/{int(offer['process'])}/fd/{int(offer['file'])}", how)
     except OSError:
         return None
     try:

@@ -24,9 +24,10 @@ from elasticdl.core.events import (
 from elasticdl.job.names import replica_name
 
 PREEMPTED, CRASHED, OUT_OF_MEMORY, FINISHED = "preempted", "crashed", "out of memory", "finished"
+TURNED_AWAY = "turned away"  # by a quota or a node: nobody's fault, and tried again after a while
 BLAMED = "crashed in a batch"  # the batch's records answer for it, not the worker's budget
 BY_OTHERS = ("preempted", "evicted", "deleted", "node lost")  # kinds of ends, as a cluster tells them
-CAUSES = (PREEMPTED, CRASHED, OUT_OF_MEMORY, FINISHED, BLAMED)
+CAUSES = (PREEMPTED, CRASHED, OUT_OF_MEMORY, FINISHED, TURNED_AWAY, BLAMED)
 BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 MEMORY_GROWTH, MEMORY_RAISES = 1.5, 2
 GRACE_SECONDS = 30.0  # for a worker that is sent away
@@ -77,6 +78,7 @@ class Slot:
     number: int
     replica: str = ""  # who fills it
     crashes: int = 0
+    turned_away: int = 0  # times in a row
     memory_raises: int = 0
     due: float = 0.0  # when the next one may be launched
     reason: str = "the job wants it"
@@ -119,6 +121,7 @@ class Replicas:
                 r = self.replicas.get(name)
                 if r is not None and self.admits(name, incarnation):
                     r.incarnation, r.address = incarnation, address
+                    self.slots[r.slot].turned_away = 0
                     self._enter(r, State.JOINED, now)
             case ReplicaDropped(name, incarnation):
                 r = self.replicas.get(name)
@@ -323,6 +326,10 @@ class Replicas:
         if cause == OUT_OF_MEMORY and self.can_grow(r.name):
             slot.memory_raises += 1
             slot.reason += f"; it comes back with {MEMORY_GROWTH**slot.memory_raises:g} times the memory"
+        elif cause == TURNED_AWAY:
+            wait = BACKOFF_SECONDS[min(slot.turned_away, len(BACKOFF_SECONDS) - 1)]
+            slot.turned_away, slot.due = slot.turned_away + 1, now + wait
+            slot.reason += f"; tried again after {wait:g} s"
         elif cause not in (PREEMPTED, BLAMED):
             slot.crashes += 1
             if slot.crashes > allowed and slot.on_trial:

@@ -20,7 +20,7 @@ from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.cluster.kubernetes.reading import Pod
-from elasticdl.cluster.protocol import ReplicaPhase, ReplicaRequest
+from elasticdl.cluster.protocol import ReplicaPhase, ReplicaRequest, ReplicaStatus
 from elasticdl.errors import JobFailed, Problem, Refused, Unreachable, UsageError
 from elasticdl.files import write_durably
 from elasticdl.job import names
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 LISTENING = f"0.0.0.0:{names.MASTER_PORT}"
 ENDED_BY_SIGTERM = 128 + signal.SIGTERM
+KEEPER_SECONDS = 60.0  # until a keeper that was refused is asked for again
+CLEAR_SECONDS = 120.0  # for what an earlier life of the job left to end
 TELL_SECONDS = 300.0  # how long the API server is asked to take note of the result
 RESULT_BYTES = 64 << 10  # of an annotation; all of a pod's may have 256 KiB
 
@@ -65,6 +67,9 @@ async def run(spec: JobSpec, replica: str) -> int:
         return await _lead(await _find(api, spec, replica))
     except asyncio.CancelledError:
         log.info("Sent away by SIGTERM; the next master goes on")
+        return ENDED_BY_SIGTERM
+    except Unreachable as error:  # the cluster's trouble, not this master's: it counts as no crash
+        log.error("%s; the next master goes on", error)
         return ENDED_BY_SIGTERM
     finally:
         await api.close()
@@ -125,6 +130,8 @@ async def _to_the_end(place: Place) -> Result:
             cluster = KubernetesCluster(api, str(spec.namespace), str(spec.job_name), make)
             reviving = asyncio.create_task(_keep_keeper(cluster, str(spec.job_name)))
             try:
+                if not paths.journal.exists():
+                    await _clear(cluster)
                 return await running.run(spec, paths, cluster, LISTENING)
             finally:
                 reviving.cancel()
@@ -133,6 +140,29 @@ async def _to_the_end(place: Place) -> Result:
         for problem in error.problems:
             log.error("%s", problem)
         return {"outcome": "failed", "reason": str(error), "status": {}, "exit_code": error.exit_code}
+
+
+async def _clear(cluster: KubernetesCluster) -> None:
+    """End the replicas of a master whose journal is lost with its pod: they are of a job that begins anew."""
+    alive = {s.name for s in await cluster.list() if _replica(s) and s.phase is not ReplicaPhase.GONE}
+    if not alive:
+        return
+    log.warning("The journal is gone, and what was trained: the job begins anew, without %s", ", ".join(sorted(alive)))
+    for name in alive:
+        await cluster.kill(name)
+    try:
+        async with asyncio.timeout(CLEAR_SECONDS), contextlib.aclosing(cluster.events()) as seen:
+            async for status in seen:
+                if status.phase is ReplicaPhase.GONE:
+                    alive.discard(status.name)
+                if not alive:
+                    return
+    except TimeoutError as error:
+        raise Unreachable(f"{', '.join(sorted(alive))} did not end within {CLEAR_SECONDS:g} s") from error
+
+
+def _replica(status: ReplicaStatus) -> bool:
+    return status.role not in (names.MASTER, names.KEEPER)
 
 
 def _make_home(spec: JobSpec, paths: names.JobPaths) -> None:
@@ -206,7 +236,7 @@ async def _keep_keeper(cluster: KubernetesCluster, job_name: str) -> None:
             return
         except Refused as refusal:
             log.warning("Nobody would bring this master back: the keeper cannot be made: %s", refusal)
-            return
+            await asyncio.sleep(KEEPER_SECONDS)  # a quota, say, that has room later
         except Unreachable:
             await asyncio.sleep(pauses.next())
 

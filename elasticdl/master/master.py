@@ -11,12 +11,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from elasticdl import faults
+from elasticdl.cluster import protocol
 from elasticdl.cluster.protocol import Cluster, Exit, ReplicaPhase, ReplicaStatus
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.allreduce_job import AllreduceJob
 from elasticdl.core.job import Job
-from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED
+from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, TURNED_AWAY
 from elasticdl.errors import Refused, Unreachable
 from elasticdl.job import loglines
 from elasticdl.job.names import KEEPER, MASTER, replica_name
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 10.0
 END_SECONDS = 15.0
+OVER_QUOTA = "exceeded quota"  # Kubernetes' words; room may come
 CUT_SECONDS = 0.5  # after its grace a replica that was told to end has no stream any more
 
 
@@ -43,6 +45,8 @@ def cause_of(end: Exit) -> str:
     """Death by a signal from outside is preemption; a signal of its own, an error or memory is not."""
     if end.oom:
         return OUT_OF_MEMORY
+    if end.taken == protocol.TURNED_AWAY:
+        return TURNED_AWAY
     if end.from_outside:  # a worker that left on SIGTERM exits with 143
         return PREEMPTED
     return FINISHED if end.code == 0 else CRASHED
@@ -184,7 +188,8 @@ class Master:
                 self._announce(f"starting {request.name}: {reason}")
                 refusal = await self._ask_cluster(self.cluster.launch(request))
                 if refusal:
-                    self._inbox.put_nowait(e.ReplicaGone(request.name, "", CRASHED, refusal))
+                    cause = TURNED_AWAY if OVER_QUOTA in refusal else CRASHED
+                    self._inbox.put_nowait(e.ReplicaGone(request.name, "", cause, refusal))
             case c.StopReplica(name, reason, grace_seconds):
                 self._announce(f"stopping {name}: {reason}")
                 await self._ask_cluster(self.cluster.stop(name, grace_seconds))

@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 
 from elasticdl import faults
-from elasticdl.errors import ElasticDLError
+from elasticdl.errors import ElasticDLError, Unreachable
 from elasticdl.job import names
 from elasticdl.job.loglines import configure_logging
 from elasticdl.job.spec import JobSpec
@@ -35,6 +35,9 @@ def main() -> int:
     keep_freed_memory()
     try:
         return asyncio.run(_serve(spec, replica))
+    except Unreachable as error:  # no fault of this server's: it left as if it had been told to
+        log.error("%s", error)
+        return 128 + signal.SIGTERM
     except ElasticDLError as error:
         log.error("%s", error)
         return 1

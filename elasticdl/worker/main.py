@@ -12,7 +12,7 @@ from types import FrameType
 from elasticdl import faults
 from elasticdl.cluster.protocol import EXIT_OUT_OF_MEMORY
 from elasticdl.data.dataset import Dataset
-from elasticdl.errors import DataError, ElasticDLError, JobFailed
+from elasticdl.errors import DataError, ElasticDLError, JobFailed, Unreachable
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
 from elasticdl.frameworks.trainable import Arrays
 from elasticdl.job import names
@@ -46,6 +46,9 @@ def main() -> int:
     except MemoryError:
         log.error("Out of memory")
         return EXIT_OUT_OF_MEMORY
+    except Unreachable as error:  # no fault of this worker's: it left as if it had been told to
+        log.error("%s", error)
+        return 128 + signal.SIGTERM
     except ElasticDLError as error:
         log.error("%s", error)
         return 1

@@ -194,13 +194,13 @@ def test_an_empty_file_adds_nothing(tmp_path: Path) -> None:
 
 def test_a_dry_run_prints_a_job_that_can_be_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*JOB, "--num_workers=3", "--envs=A=1", "--volume=host_path=/d,mount_path=/d", "--grads_to_wait=2"]
-    words += ["--num_standby=1", "--yaml=job.yaml"]
+    words += ["--num_standby=1", "--num_evaluators=1"]
     assert main(["train", *words, f"--state_dir={tmp_path}", "--dry_run"]) == 0
     shown = capsys.readouterr().out
     assert "Training is synchronous (a step averages 2 batches), since --grads_to_wait=2 is above 1." in shown
     assert "--volume=host_path=/d,mount_path=/d changes nothing" in shown
     assert "--num_standby=1 changes nothing: this job does not train by all-reduce" in shown
-    assert "This release cannot run this job yet" in shown and "--yaml=job.yaml: " in shown
+    assert "This release cannot run this job yet" in shown and "--num_evaluators=1: " in shown
     assert "minibatch_size" not in yaml.safe_load(shown)
     file = tmp_path / "job.yaml"
     file.write_text(shown)

@@ -8,7 +8,7 @@ import pytest
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, Budget, Replicas, State
+from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, TURNED_AWAY, Budget, Replicas, State
 from tests.core.invariants import check_replicas
 
 
@@ -64,6 +64,17 @@ def test_preemption_never_counts_however_often_it_comes() -> None:
     for index in range(50):
         house.start("worker", index)
         assert launched(house.end(index, PREEMPTED)) == [("worker", index + 1)]
+
+
+def test_who_is_turned_away_is_asked_for_again_after_growing_pauses_and_never_counts() -> None:
+    house = House(workers=1, crashes=0)
+    for index, pause in enumerate([1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]):
+        assert launched(house.end(index, TURNED_AWAY)) == []
+        assert launched(house.hear(e.TimePassed(), after=pause - 0.1)) == []
+        assert launched(house.hear(e.TimePassed(), after=0.1)) == [("worker", index + 1)]
+    house.start("worker", 7)
+    house.end(7, TURNED_AWAY)
+    assert launched(house.hear(e.TimePassed(), after=1.0)) == [("worker", 8)], "who had joined: from the first pause"
 
 
 def test_a_crash_is_forgiven_within_the_budget_after_a_pause() -> None:

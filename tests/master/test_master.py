@@ -409,6 +409,7 @@ def test_no_event_is_lost_between_a_deadline_and_its_arrival(run: Run, tmp_path:
         (Exit(None, 9, True, ""), OUT_OF_MEMORY),
         (Exit(86, None, True, ""), OUT_OF_MEMORY),
         (Exit(None, None, False, "never started"), CRASHED),
+        (Exit(None, None, False, "by its node", taken="turned away"), TURNED_AWAY),
     ],
 )
 def test_how_a_replica_ended_says_whose_fault_it_was(end: Exit, cause: str) -> None:

@@ -22,7 +22,7 @@ from tests.processes.harness import ROOT, RunningJob, check_witness, started, wr
 
 pytestmark = pytest.mark.processes
 
-RECORDS, EPOCHS = 600, 2
+RECORDS, EPOCHS = 3000, 2  # some fifteen seconds: long enough for what happens to it
 W1, W2 = "elasticdl-test-worker-1", "elasticdl-test-worker-2"
 
 

@@ -150,13 +150,17 @@ def from_files(paths: list[Path], context: str | None = None) -> Credentials:
     current = None
     there = [path for path in paths if path.is_file()]
     for path in there:
-        text = yaml.safe_load(path.read_text()) or {}
-        if not isinstance(text, dict):
-            raise _problem("KUBECONFIG", str(path), "is not a kubeconfig", "It should be YAML with contexts.")
-        current = current or text.get("current-context")
-        for kind, members in named.items():
-            for item in text.get(kind) or []:
-                members.setdefault(item["name"], _absolute(item.get(kind[:-1]) or {}, path.parent))
+        try:
+            text = yaml.safe_load(path.read_text()) or {}
+            current = current or text.get("current-context")
+            for kind, members in named.items():
+                for item in text.get(kind) or []:
+                    members.setdefault(item["name"], _absolute(item.get(kind[:-1]) or {}, path.parent))
+        except OSError as error:
+            raise _problem("KUBECONFIG", str(path), f"cannot be read: {error.strerror}", "Mend it.") from error
+        except (yaml.YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
+            what = "is not a kubeconfig"
+            raise _problem("KUBECONFIG", str(path), what, "It should be YAML with contexts.") from error
     wanted = context or current
     if not there:
         shown = os.pathsep.join(map(str, paths))

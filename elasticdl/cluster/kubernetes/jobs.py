@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Object
+from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Object, Pauses
 from elasticdl.cluster.kubernetes.reading import Pod, exit_of, phase_of
 from elasticdl.cluster.kubernetes.troubles import Event, Trouble, by_pod, grouped, trouble_of
 from elasticdl.cluster.protocol import ReplicaPhase
@@ -20,6 +20,7 @@ from elasticdl.errors import Refused, Unreachable, WireError
 from elasticdl.job import names
 
 State = Literal["pending", "running", "succeeded", "stopped", "failed", "died"]
+_REMOVAL_SECONDS = 120.0  # for pods whose kubelets are there
 _WATCH_SECONDS = 30.0  # between two looks at everything, if nothing of the master's pod is heard meanwhile
 _OUTAGE_SECONDS = 120.0  # of the API server, before whoever waits for a job's end gives up
 _TIDYING_SECONDS = 10.0  # for a job's objects to go, once it says how it ended
@@ -62,7 +63,9 @@ class ClusterJob:
     @property
     def never_ran(self) -> bool:
         """Whether there never was a master that could have started replicas."""
-        return self.state == "pending" and all(_role(pod) in (names.MASTER, names.KEEPER) for pod in self.pods)
+        again = self.master is not None and names.ANNOTATION_CRASHES in self.master["metadata"].get("annotations", {})
+        only_kept = all(_role(pod) in (names.MASTER, names.KEEPER) for pod in self.pods)
+        return self.state == "pending" and only_kept and not again  # the keeper marks each master that it makes
 
     @property
     def _kept(self) -> bool:
@@ -207,8 +210,13 @@ async def delete(api: KubernetesApi, job: ClusterJob) -> None:
     for pod in sorted(job.pods, key=lambda pod: order.get(_role(pod), 2)):
         soon = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 1}
         await _unless_gone(api, f"{home}/pods/{pod['metadata']['name']}", soon)
-    for pod in job.pods:
-        await _gone(api, job.namespace, "pods", pod["metadata"]["name"])
+    try:
+        async with asyncio.timeout(_REMOVAL_SECONDS):
+            for pod in job.pods:
+                await _gone(api, job.namespace, "pods", pod["metadata"]["name"])
+    except TimeoutError as error:
+        what = f"pods of {job.name} were still there after {_REMOVAL_SECONDS:g} s; a node may be lost"
+        raise Unreachable(f"{what}. kubectl delete pod --force --grace-period=0 removes them.") from error
 
 
 async def secret(api: KubernetesApi, job: ClusterJob) -> dict[str, str]:
@@ -240,7 +248,7 @@ async def _next_change(api: KubernetesApi, job: ClusterJob) -> None:
 
 async def _gone(api: KubernetesApi, namespace: str, kind: str, name: str) -> None:
     """Until there is no such object."""
-    path, only = f"{_home(namespace)}/{kind}", {"fieldSelector": f"metadata.name={name}"}
+    path, only, pauses = f"{_home(namespace)}/{kind}", {"fieldSelector": f"metadata.name={name}"}, Pauses()
     while True:
         answer = await api.call("GET", path, params=only)
         if not answer["items"]:
@@ -251,6 +259,7 @@ async def _gone(api: KubernetesApi, namespace: str, kind: str, name: str) -> Non
                 async for change, _ in changes:
                     if change == "DELETED":
                         return
+        await asyncio.sleep(pauses.next())
 
 
 async def _unless_gone(api: KubernetesApi, path: str, body: Object) -> None:

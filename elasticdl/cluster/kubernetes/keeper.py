@@ -72,7 +72,7 @@ class Keeper:
                 continue
             annotations, ended = pod["metadata"].get("annotations", {}), phase_of(pod) is ReplicaPhase.GONE
             self.crashes = int(annotations.get(names.ANNOTATION_CRASHES, 0))
-            if ended and names.ANNOTATION_RESULT in annotations:
+            if names.ANNOTATION_RESULT in annotations and (ended or leaving(pod)):
                 await self._finish(pod, uid)
                 return
             if ended and not leaving(pod):
