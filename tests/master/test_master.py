@@ -17,7 +17,7 @@ from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest
 from elasticdl.core import events as e
 from elasticdl.core.job import Job
-from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, State
+from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, TURNED_AWAY, State
 from elasticdl.errors import JobFailed, Refused, Unreachable
 from elasticdl.files import verify
 from elasticdl.master.journal import Journal
