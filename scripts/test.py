@@ -28,7 +28,7 @@ def _pytest(*paths: str) -> tuple[str, ...]:
 
 
 def _on_both_cores(*paths: str) -> tuple[str, ...]:
-    """For tests that wait for nobody: each file in one of two processes. Whole jobs have the machine to themselves."""
+    """For tests that share the machine: each file in one of two processes. Jobs with kills have it to themselves."""
     return (*_pytest(*paths), "-n", "2", "--dist", "loadfile")
 
 
@@ -55,7 +55,7 @@ LEVELS = (
     Level("frameworks", 115, (_on_both_cores("tests/frameworks"),)),
     Level("collective", 60, (_on_both_cores("tests/collective", "tests/api"),)),
     Level("docs", 10, (_pytest("tests/docs"),)),
-    Level("cli", 165, (_pytest("tests/cli"),)),
+    Level("cli", 120, (_on_both_cores("tests/cli"),)),
     Level("processes", 250, (_pytest("tests/processes"),)),
     Level("seeds", 60, (_pytest("tests/seeds"),)),
     Level("zoo", 105, (_pytest("tests/zoo"),)),
