@@ -168,7 +168,7 @@ def test_a_server_whose_master_stays_away_ends_with_the_reason(tmp_path: Path) -
         joined(host, 1)
         host.do(host.hall.stop())
         _, text = server.communicate(timeout=20)
-        assert server.returncode == 1
+        assert server.returncode == 143  # as if it had been told to go: nobody counts it as a crash
         assert f"no master at {host.hall.address}" in text
         assert "Traceback" not in text
 
