@@ -40,7 +40,7 @@ async def run(spec: JobSpec, paths: names.JobPaths, cluster: Cluster, listening:
         training = Dataset.from_json(described["training"])
         validation = Dataset.from_json(described["evaluation"]).records if "evaluation" in described else 0
         journal = Journal(paths.journal)
-    except BaseException:
+    except BaseException:  # whatever it was: nobody else would close the cluster
         await cluster.close()
         raise
     address = os.environ[names.ENV_MASTER_ADDR]
