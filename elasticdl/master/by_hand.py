@@ -48,7 +48,9 @@ class Hands:
     def decided(self, event: e.Event) -> None:
         """The job has heard of this."""
         if isinstance(event, e.WorkerCame) and event.index in self._coming:
-            self._coming[event.index].set_result(None)
+            coming = self._coming[event.index]
+            if not coming.done():  # else whoever asked has gone meanwhile
+                coming.set_result(None)
 
     def running(self) -> tuple[tuple[str, str], ...]:
         """Those that the journal knows of: the cluster does not."""

@@ -44,7 +44,7 @@ class Place:
 
     spec: JobSpec
     api: KubernetesApi
-    owner: dict[str, str]
+    owner: objects.Object
     pod: Pod
 
     @property
@@ -85,7 +85,7 @@ async def _find(api: KubernetesApi, spec: JobSpec, replica: str) -> Place:
         if refusal.code != 404:
             raise
         raise JobFailed(f"the job is gone: {refusal}") from refusal
-    return Place(spec, api, objects.owner(spec, uid), pod)
+    return Place(spec, api, objects.owner(str(spec.job_name), uid), pod)
 
 
 async def _lead(place: Place) -> int:
@@ -212,7 +212,7 @@ def _with_checkpoints(spec: JobSpec, paths: names.JobPaths) -> JobSpec:
 # The keeper, which brings this master back: whoever of the two is lost, the other makes it again.
 
 
-def _making(maker: Callable[[ReplicaRequest], Pod], owner: dict[str, str]) -> Callable[[ReplicaRequest], Pod]:
+def _making(maker: Callable[[ReplicaRequest], Pod], owner: objects.Object) -> Callable[[ReplicaRequest], Pod]:
     """Pods of replicas as the job describes them, the keeper's as it was submitted."""
 
     def make(request: ReplicaRequest) -> Pod:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from elasticdl.cluster.kubernetes.credentials import find, from_files, in_cluster
+from elasticdl.cluster.kubernetes.credentials import Credentials, find, from_files, in_cluster
 from elasticdl.errors import Refused, UsageError
 
 Run = Callable[..., None]
@@ -159,3 +159,32 @@ def test_the_command_line_does_not_pay_for_kubernetes() -> None:
     # The client's import is a quarter of a second that a local job has no use for.
     code = "import sys, elasticdl.cli.main, elasticdl.master.main; sys.exit('aiohttp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("server", "spared", "proxy"),
+    [
+        ("https://api.example:6443", "", "http://proxy:3128"),
+        ("https://api.example:6443", "elsewhere.example,.example", None),
+        ("https://api.example:6443", "api.example", None),
+        ("https://10.96.0.1:443", "10.96.0.0/12,cluster.local", None),
+        ("https://10.96.0.1:443", "no range/12,10.96.0.0/12", None),
+        ("https://10.128.0.1:443", "10.96.0.0/12", "http://proxy:3128"),
+        ("https://[fd00::1]:443", "fd00::/8", None),
+        ("https://127.0.0.1:6443", "", None),
+        ("https://[::1]:6443", "", None),
+        ("https://localhost:6443", "", None),
+        ("http://api.example:8080", "", None),
+    ],
+)
+def test_the_environment_names_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, server: str, spared: str, proxy: str | None
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", spared)
+    assert Credentials(server).proxy == proxy
+
+
+def test_the_kubeconfigs_proxy_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    assert Credentials("https://api.example", cluster={"proxy-url": "http://mine:1"}).proxy == "http://mine:1"

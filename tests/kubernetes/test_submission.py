@@ -265,6 +265,47 @@ def test_the_yaml_of_a_job_is_taken_by_kubectl(namespace: str, make: Make, tmp_p
     assert len(said.splitlines()) == 6
 
 
+def test_a_job_that_kubectl_made_is_removed_with_all_its_objects(namespace: str, make: Make, tmp_path: Path) -> None:
+    spec, place = make(), str(tmp_path / "job.yaml")
+    given = ("job_name", "image_name", "image_pull_policy", "model_def", "training_data", "cluster_spec")
+    words = [f"--{name}={getattr(spec, name)}" for name in given]
+    assert main(["train", *words, f"--namespace={namespace}", f"--yaml={place}"]) == 0
+    kubectl("apply", "-f", place, namespace=namespace)
+    assert there(namespace) == ALL
+    assert main(["stop", "j", "--now", f"--namespace={namespace}"]) == 0
+    assert there(namespace) == []
+
+
+def test_a_submission_that_is_interrupted_at_any_moment_leaves_nothing(namespace: str, make: Make) -> None:
+    async def story() -> None:
+        async with reach() as api:
+            spec, whole = make(), False
+            for milliseconds in (1, 3, 5, 8, 12, 20, 40, 80, 160, 320, 10_000):
+                submitting = asyncio.create_task(submitted(api, spec))
+                await asyncio.wait({submitting}, timeout=milliseconds / 1000)
+                if whole := not submitting.cancel():
+                    break
+                await asyncio.wait({submitting})
+                assert submitting.cancelled()
+                await until(lambda: there(namespace) == [])
+            assert whole and milliseconds > 1, "not one was interrupted"
+
+    run(story(), 280)
+
+
+def test_a_node_can_be_drained_without_being_forced(namespace: str, make: Make) -> None:
+    async def story() -> None:
+        async with reach() as api:
+            await submitted(api, make())
+        await until(lambda: phase(namespace) == "Running")
+
+    run(story())
+    node = master(namespace)["spec"]["nodeName"]
+    told = ["--dry-run=client", "--delete-emptydir-data", "--ignore-daemonsets"]
+    said = kubectl("drain", node, *told, f"--pod-selector={names.LABEL_JOB}=j")
+    assert f"evicting pod {namespace}/{MASTER}" in said
+
+
 # The keeper, run here with the rights that it has in its pod.
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import ipaddress
 import json
 import os
 import ssl
@@ -12,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment
 
 import yaml
 
@@ -37,7 +40,8 @@ class Credentials:
 
     @property
     def proxy(self) -> str | None:
-        found: str | None = self.cluster.get("proxy-url")
+        """Of the kubeconfig, or else of the environment, as kubectl has it."""
+        found: str | None = self.cluster.get("proxy-url") or _proxy_of_environment(self.server)
         return found
 
     @property
@@ -196,6 +200,23 @@ def _pem(item: Mapping[str, Any], name: str) -> str | None:
     if item.get(f"{name}-data"):
         return base64.b64decode(item[f"{name}-data"]).decode()
     return Path(item[name]).read_text() if item.get(name) else None
+
+
+def _proxy_of_environment(server: str) -> str | None:
+    """What HTTPS_PROXY says, unless NO_PROXY names the server: by its name, a domain, or a range of addresses."""
+    parts = urlsplit(server)
+    proxies, host = getproxies_environment(), parts.hostname or ""
+    if host == "localhost" or proxy_bypass_environment(parts.netloc, proxies):
+        return None
+    spared = ["127.0.0.0/8", "::1", *proxies.get("no", "").split(",")]
+    return None if any(_covers(entry.strip(), host) for entry in spared) else proxies.get(parts.scheme)
+
+
+def _covers(addresses: str, host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(addresses, strict=False)
+    except ValueError:  # one of them is a name
+        return False
 
 
 def _problem(where: str, value: str, what: str, remedy: str) -> UsageError:

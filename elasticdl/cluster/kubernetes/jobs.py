@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Object, Pauses
 from elasticdl.cluster.kubernetes.reading import Pod, exit_of, phase_of
+from elasticdl.cluster.kubernetes.submission import folder
 from elasticdl.cluster.kubernetes.troubles import Event, Trouble, by_pod, grouped, trouble_of
 from elasticdl.cluster.protocol import ReplicaPhase
 from elasticdl.errors import Refused, Unreachable, WireError
@@ -205,6 +206,11 @@ async def delete(api: KubernetesApi, job: ClusterJob) -> None:
     """Remove the job and everything of it, at once: what the ConfigMap owns goes with it."""
     home, body = _home(job.namespace), {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
     await _unless_gone(api, f"{home}/configmaps/{names.config_name(job.name)}", body)
+    # What `kubectl apply` made of `--yaml` belongs to nobody. Who may not remove it could not have made it.
+    named = {"Secret": names.config_name, "Service": names.service_name, "NetworkPolicy": names.config_name}
+    for kind, name in named.items():
+        with contextlib.suppress(Refused):
+            await _unless_gone(api, f"{folder(kind, job.namespace)}/{name(job.name)}", body)
     # The garbage collector gives pods their whole grace; and who would make others again goes first.
     order = {names.KEEPER: 0, names.MASTER: 1}
     for pod in sorted(job.pods, key=lambda pod: order.get(_role(pod), 2)):

@@ -19,7 +19,7 @@ from typing import Any
 from elasticdl.cluster.kubernetes import credentials
 from elasticdl.cluster.kubernetes.api import PASSING, ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.lease import Lease
-from elasticdl.cluster.kubernetes.objects import Object, owned
+from elasticdl.cluster.kubernetes.objects import Object, owned, owner
 from elasticdl.cluster.kubernetes.reading import Pod, exit_of, leaving, main_container, phase_of
 from elasticdl.cluster.kubernetes.submission import MERGE, find, folder, remove_config
 from elasticdl.cluster.protocol import Exit, ReplicaPhase
@@ -29,6 +29,7 @@ from elasticdl.job import loglines, names
 log = logging.getLogger(__name__)
 
 BACKOFF_SECONDS = (1.0, 2.0, 4.0)  # before the master is made again after a crash
+LONG_SECONDS = 600.0  # a master that lived so long has no part in the crashes before it
 RELIST_SECONDS = 60.0
 LEAVING_SECONDS = 1.0  # between two looks at the Lease, while a master leaves
 OVERDUE_SECONDS = 20.0  # beyond its grace: its node is lost, and nobody else removes it
@@ -137,7 +138,7 @@ class Keeper:
         if config is None or leaving(config) or config["metadata"]["uid"] != uid:
             log.info("The job %s is being removed; its master stays away.", self.job)
             return False
-        pod = owned(json.loads(config["data"][names.MASTER_KEY]), self._owner(uid))
+        pod = owned(json.loads(config["data"][names.MASTER_KEY]), owner(self.job, uid))
         marks = {**pod["metadata"].get("annotations", {}), names.ANNOTATION_CRASHES: str(self.crashes)}
         pod["metadata"] = {**pod["metadata"], "annotations": marks}
         try:
@@ -157,7 +158,7 @@ class Keeper:
         if end.from_outside:
             await self.tell(pod, "MasterLost", f"The master was {end.reason}; starting it again.")
         else:
-            self.crashes += 1
+            self.crashes = 1 if _age(pod) > LONG_SECONDS else self.crashes + 1
             if self.crashes > len(BACKOFF_SECONDS):
                 await self._give_up(pod, end)
                 await self._finish(pod, uid)
@@ -169,15 +170,12 @@ class Keeper:
         await self._remove(pod)
         return await self._make(uid)
 
-    def _owner(self, uid: str) -> dict[str, str]:
-        return {"apiVersion": "v1", "kind": "ConfigMap", "name": names.config_name(self.job), "uid": uid}
-
     async def _release(self, pod: Pod, uid: str) -> None:
         """Give back the job's Lease for a master that cannot any more: its container has ended, so nobody holds it."""
         await self._lease(pod, uid).release()
 
     def _lease(self, pod: Pod, uid: str) -> Lease:
-        return Lease(self.api, self.namespace, self.job, pod["metadata"]["uid"], self._owner(uid))
+        return Lease(self.api, self.namespace, self.job, pod["metadata"]["uid"], owner(self.job, uid))
 
     async def _give_up(self, pod: Pod, end: Exit) -> None:
         reason = "\n".join([f"the master failed {self.crashes} times: {end.reason}", *end.last_lines])
@@ -251,6 +249,10 @@ def _overdue(pod: Pod) -> bool:
     """Whether a pod that is being deleted should be gone by far; its deletion time has its grace in it."""
     due = datetime.datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp()
     return time.time() > due + OVERDUE_SECONDS
+
+
+def _age(pod: Pod) -> float:
+    return time.time() - datetime.datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
 
 
 async def keep(job: str, namespace: str) -> None:

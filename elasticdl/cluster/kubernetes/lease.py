@@ -30,7 +30,7 @@ class Lease:
         namespace: str,
         job_name: str,
         holder: str,
-        owner: Mapping[str, str],
+        owner: Mapping[str, Any],
         *,
         lease_seconds: int = LEASE_SECONDS,
         give_up_seconds: float = GIVE_UP_SECONDS,
@@ -77,11 +77,12 @@ class Lease:
         renewed = loop.time()
         while True:
             await asyncio.sleep(self._renew_seconds)
-            left = renewed + self._give_up_seconds - loop.time()
+            asked = loop.time()  # not when the answer came: whoever waits may count from any moment since
+            left = renewed + self._give_up_seconds - asked
             try:
                 async with asyncio.timeout(max(0.1, left)):
                     await self._renew()
-                renewed = loop.time()
+                renewed = asked
             except (Unreachable, TimeoutError) as error:
                 if loop.time() - renewed >= self._give_up_seconds:
                     what = f"the lease of {self._name} could not be renewed for {loop.time() - renewed:.0f} s"

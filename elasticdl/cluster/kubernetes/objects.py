@@ -76,7 +76,7 @@ def pod_maker(spec: JobSpec, uid: str | None = None) -> PodMaker:
     on_node = any(volume.host_path is not None for volume in spec.volume)
     return PodMaker(
         spec,
-        owner=None if uid is None else owner(spec, uid),
+        owner=None if uid is None else owner(str(spec.job_name), uid),
         secret=name,
         config=name,
         service_account=names.SERVICE_ACCOUNT,
@@ -85,9 +85,11 @@ def pod_maker(spec: JobSpec, uid: str | None = None) -> PodMaker:
     )
 
 
-def owner(spec: JobSpec, uid: str) -> dict[str, str]:
-    """What the job's objects are said to belong to."""
-    return {"apiVersion": "v1", "kind": "ConfigMap", "name": names.config_name(str(spec.job_name)), "uid": uid}
+def owner(job_name: str, uid: str) -> Object:
+    """What the job's objects are said to belong to. A pod with a controller is one that `kubectl drain` takes away
+    without being forced: somebody makes it again."""
+    name = names.config_name(job_name)
+    return {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": uid, "controller": True}
 
 
 def owned(thing: Object, by: Mapping[str, str]) -> Object:

@@ -42,7 +42,7 @@ class PodMaker:
     """Makes the pods of one job."""
 
     spec: JobSpec
-    owner: Mapping[str, str] | None = None  # {apiVersion, kind, name, uid} of the object that all of the job goes with
+    owner: Mapping[str, Any] | None = None  # the reference to the object that all of the job goes with
     secret: str | None = None  # the Secret that holds `SECRET_ENV`; without it they stand in the pod as they are
     config: str | None = None  # the ConfigMap that is mounted in every pod
     service_account: str | None = None  # the master's and the keeper's; other pods get no token

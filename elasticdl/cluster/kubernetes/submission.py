@@ -72,8 +72,7 @@ async def submit(
                 return str(known["uid"])
     else:
         await make_room(api, spec, tell)
-    made = await _make(api, objects.config_map, mark)
-    by = owner(spec, made["metadata"]["uid"])
+    by = owner(job, await _begin(api, objects.config_map, mark))
     try:
         await _make(api, owned(objects.secret, by), mark)
         await _make(api, owned(objects.service, by), mark)
@@ -90,6 +89,22 @@ async def submit(
         await _withdraw(api, namespace, by)
         raise
     return by["uid"]
+
+
+async def _begin(api: KubernetesApi, config: Object, mark: str) -> str:
+    """Make the ConfigMap, and none if interrupted: its uid."""
+    making = asyncio.create_task(_make(api, config, mark))
+    try:
+        made = await asyncio.shield(making)
+    except asyncio.CancelledError:
+        # Whether the server has made it is not known before it answers.
+        await asyncio.wait({making}, timeout=WITHDRAW_SECONDS)
+        if making.done() and not making.cancelled() and making.exception() is None:
+            meta = making.result()["metadata"]
+            await _withdraw(api, meta["namespace"], owner(meta["labels"][names.LABEL_JOB], meta["uid"]))
+        making.cancel()
+        raise
+    return str(made["metadata"]["uid"])
 
 
 async def _make(api: KubernetesApi, thing: Object, mark: str) -> Object:
@@ -136,7 +151,7 @@ async def _make_if_allowed(api: KubernetesApi, thing: Object, mark: str, tell: C
         tell(f"Warning: any pod of the cluster can reach those of this job, since no NetworkPolicy was made: {refusal}")
 
 
-async def _withdraw(api: KubernetesApi, namespace: str, by: Mapping[str, str]) -> None:
+async def _withdraw(api: KubernetesApi, namespace: str, by: Object) -> None:
     """Remove the ConfigMap, and with it all that was made."""
 
     async def delete() -> None:
