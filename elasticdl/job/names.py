@@ -29,6 +29,11 @@ ENV_TF_CONFIG = "TF_CONFIG"
 # Environment that numeric libraries read: how many threads they use.
 ENV_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
+# Environment that the C library reads, and what has it keep a heap in huge pages, where the system lends them to who
+# asks: with as much of it as a training process has, its death takes 10 ms instead of 40, and others wait for that.
+ENV_HEAP = "GLIBC_TUNABLES"
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
+
 # Environment that only ElasticDL's own processes read.
 OWN_ENV = "ELASTICDL_"  # how their names begin
 ENV_JOB_FILE = "ELASTICDL_JOB_FILE"  # path of the job's JSON

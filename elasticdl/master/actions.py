@@ -58,6 +58,8 @@ class Actions:
         elif cpu is None:
             share = max(1, (os.cpu_count() or 1) // spec.num_workers) if role == "worker" else 1
             env = {**{k: str(share) for k in names.ENV_THREADS if k not in self.env}, **env}
+        if role == "worker" and spec.job_command is None and (self._in_pods or names.ENV_HEAP not in self.env):
+            env = {names.ENV_HEAP: names.HUGE_PAGES, **env}
         python = "python" if self._in_pods else sys.executable  # of its own image
         command: tuple[str, ...] = (python, "-m", f"elasticdl.{role}")
         if role == "worker" and spec.job_command is not None:

@@ -176,6 +176,17 @@ def test_a_pod_runs_its_own_images_python_finds_the_job_in_its_config_and_has_th
     assert in_pods(tmp_path, envs="OMP_NUM_THREADS=3").request("worker", 3, 1.0).env["OMP_NUM_THREADS"] == "3"
 
 
+def test_a_workers_heap_is_in_huge_pages_unless_somebody_tuned_it_already(tmp_path: Path) -> None:
+    local, tuned = ({"MASTER_ADDR": "m:1", **more} for more in ({}, {"GLIBC_TUNABLES": "glibc.malloc.check=1"}))
+    worker = Actions(job_spec(tmp_path), DATA, str(tmp_path), local).request("worker", 0, 1.0)
+    assert worker.env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert "GLIBC_TUNABLES" not in Actions(job_spec(tmp_path), DATA, str(tmp_path), local).request("ps", 0, 1.0).env
+    assert "GLIBC_TUNABLES" not in Actions(job_spec(tmp_path), DATA, str(tmp_path), tuned).request("worker", 0, 1).env
+    own = in_pods(tmp_path, envs="GLIBC_TUNABLES=glibc.malloc.check=3").request("worker", 0, 1.0)
+    assert own.env["GLIBC_TUNABLES"] == "glibc.malloc.check=3"
+    assert in_pods(tmp_path).request("worker", 0, 1.0).env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+
+
 def test_a_worker_gets_the_keys_to_speak_and_only_servers_and_the_master_those_to_be_spoken_to(tmp_path: Path) -> None:
     worker, server = (in_pods(tmp_path).request(role, 0, 1.0).env for role in ("worker", "ps"))
     assert (worker["ELASTICDL_TOKEN"], worker["ELASTICDL_TLS_CERT"], worker["ELASTICDL_DATA_KEY"]) == (
