@@ -66,7 +66,8 @@ def test_a_job_is_six_objects_with_its_labels_the_owner_of_the_others_first() ->
 
 def test_what_is_owned_goes_with_the_config_map() -> None:
     by = owner(str(spec_of().job_name), "42")
-    assert by == {"apiVersion": "v1", "kind": "ConfigMap", "name": "elasticdl-j", "uid": "42"}
+    ours = {"apiVersion": "v1", "kind": "ConfigMap", "name": "elasticdl-j", "uid": "42"}
+    assert by == {**ours, "controller": True}, "kubectl drain takes such pods away without being forced"
     thing = objects_of().service
     assert owned(thing, by)["metadata"]["ownerReferences"] == [by]
     assert "ownerReferences" not in thing["metadata"], "the original stays as it was"

@@ -88,7 +88,7 @@ async def submit(
     except BaseException:  # interrupted, too: half a job would stay for ever
         await _withdraw(api, namespace, by)
         raise
-    return by["uid"]
+    return str(by["uid"])
 
 
 async def _begin(api: KubernetesApi, config: Object, mark: str) -> str:
