@@ -148,8 +148,15 @@ def test_volumes_are_mounted_and_one_source_mounted_twice_is_one_volume() -> Non
     ]
 
 
-def test_only_the_master_gets_a_token_and_only_workers_are_restarted_as_asked() -> None:
-    maker = PodMaker(job(restart_policy="Always"), service_account="elasticdl-master")
+@pytest.mark.parametrize("asked", ["Never", "OnFailure", "Always"])
+def test_no_replica_is_restarted_in_place_where_its_crashes_would_not_be_counted(asked: str) -> None:
+    maker = PodMaker(job(restart_policy=asked))
+    for role in ("master", "ps", "worker", "chief", "evaluator"):
+        assert maker(request(role))["spec"]["restartPolicy"] == "Never", role
+
+
+def test_only_the_master_gets_a_token() -> None:
+    maker = PodMaker(job(), service_account="elasticdl-master")
     pods = {role: maker(request(role))["spec"] for role in ("master", "worker", "ps")}
     assert {role: spec["automountServiceAccountToken"] for role, spec in pods.items()} == {
         "master": True,
@@ -160,11 +167,6 @@ def test_only_the_master_gets_a_token_and_only_workers_are_restarted_as_asked() 
         "master": "elasticdl-master",
         "worker": None,
         "ps": None,
-    }
-    assert {role: spec["restartPolicy"] for role, spec in pods.items()} == {
-        "master": "Never",
-        "worker": "Always",
-        "ps": "Never",
     }
 
 

@@ -77,7 +77,7 @@ class PodMaker:
             "terminationMessagePolicy": "FallbackToLogsOnError",
         }
         pod_spec: dict[str, Any] = {
-            "restartPolicy": _restart_policy(spec, role),
+            "restartPolicy": restart_policy(role),
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             # The replica is not process 1 then, which would be deaf to signals that it does not handle.
             "shareProcessNamespace": True,
@@ -194,14 +194,13 @@ def _quantities(known: ResourceSpec, extended: Mapping[str, int]) -> dict[str, s
     return {**found, **{name: str(amount) for name, amount in extended.items()}}
 
 
-def _restart_policy(spec: JobSpec, role: str) -> str:
-    """Master and servers are started again by somebody who knows why they ended: the keeper, and the master.
+def restart_policy(role: str) -> str:
+    """Everybody is started again by somebody who knows why it ended and how often: the keeper, and the master.
 
-    A master that is done stays as it is, with its log and exit code: that is what a job leaves behind.
+    A kubelet that started them again in place, as --restart_policy once had it do, would hide their crashes. And a
+    master that is done stays as it is, with its log and exit code: that is what a job leaves behind.
     """
-    if role == names.KEEPER:
-        return "OnFailure"
-    return "Never" if role in (names.MASTER, names.PS) else spec.restart_policy
+    return "OnFailure" if role == names.KEEPER else "Never"
 
 
 def _volumes(spec: JobSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -40,8 +40,8 @@ class ClusterPart(Part):
     )
     restart_policy: Literal["Never", "OnFailure", "Always"] = knob(
         "Never",
-        "Whether Kubernetes restarts the containers of workers by itself.",
-        local="the master replaces workers; see --relaunch_on_worker_failure",
+        "Whether Kubernetes restarted the containers of workers by itself, in older versions.",
+        gone="the master replaces lost and crashed workers itself, and counts crashes: --relaunch_on_worker_failure",
     )
     namespace: DnsLabel = knob("default", "The Kubernetes namespace of the job.", metavar="NAME", local=NO_CLUSTER)
     volume: Volumes = knob(

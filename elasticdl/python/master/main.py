@@ -61,7 +61,7 @@ def _given(words: Sequence[str]) -> dict[str, str]:
         name = word.removeprefix("--").partition("=")[0]
         value = word.partition("=")[2] if "=" in word else rest.pop(0) if rest and not rest[0].startswith("--") else ""
         knob = knobs().get(spellings().get(name, ""))
-        gone = knob is not None and knob.gone is not None
+        gone = knob is not None and knob.gone is not None and (knob.default is None or str(knob.default) == value)
         if name != "yaml" and value not in EMPTY and not gone and DEFAULTS.get(name) != value:
             found[name] = value
     return found
