@@ -10,6 +10,7 @@ import pytest
 from elasticdl.cluster import ReplicaRequest
 from elasticdl.cluster.kubernetes import overlay
 from elasticdl.cluster.kubernetes.pods import PodMaker, merged, priority_of
+from elasticdl.cluster.kubernetes.preflight import restarted
 from elasticdl.errors import UsageError
 from elasticdl.job.spec import JobSpec
 
@@ -153,6 +154,18 @@ def test_no_replica_is_restarted_in_place_where_its_crashes_would_not_be_counted
     maker = PodMaker(job(restart_policy=asked))
     for role in ("master", "ps", "worker", "chief", "evaluator"):
         assert maker(request(role))["spec"]["restartPolicy"] == "Never", role
+
+
+def test_an_overlay_that_has_replicas_restarted_in_place_is_refused() -> None:
+    def pods(spec: JobSpec) -> list[dict[str, Any]]:
+        return [PodMaker(spec)(request(role)) for role in ("master", "keeper", "ps", "worker")]
+
+    plain, overlaid = job(), job(cluster_spec_json='{"spec": {"restartPolicy": "OnFailure"}}')
+    assert restarted(plain, pods(plain)) == []
+    (problem,) = restarted(overlaid, pods(overlaid))
+    assert str(problem).startswith(
+        "--cluster_spec_json: its restartPolicy would have the kubelet restart master, ps, worker in place"
+    )
 
 
 def test_only_the_master_gets_a_token() -> None:

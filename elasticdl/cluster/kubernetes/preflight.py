@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
 from elasticdl.cluster.kubernetes.objects import Object, job_objects, pod_maker
-from elasticdl.cluster.kubernetes.pods import LOW_PRIORITY
+from elasticdl.cluster.kubernetes.pods import LOW_PRIORITY, restart_policy
 from elasticdl.cluster.kubernetes.submission import folder, name_taken
 from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.errors import Problem
@@ -51,8 +51,9 @@ async def preflight(api: KubernetesApi, spec: JobSpec, secrets: Mapping[str, str
         _name(api, spec), _priorities(api, spec), _claims(api, spec), _account(api, namespace, account),
         _rights(api, namespace),
     )  # fmt: skip
-    found = [problem for group in groups for problem in group]
-    return found or await _rehearsal(api, spec, objects.all())
+    rehearsed = [*objects.all(), *_replicas(spec)]
+    found = [*(problem for group in groups for problem in group), *restarted(spec, rehearsed)]
+    return found or await _rehearsal(api, rehearsed)
 
 
 async def _name(api: KubernetesApi, spec: JobSpec) -> list[Problem]:
@@ -166,13 +167,31 @@ async def _reviewed(
     return [f"{verb} {resource}" for (_, resource, verb), yes in zip(needs, answers, strict=True) if not yes]
 
 
-async def _rehearsal(api: KubernetesApi, spec: JobSpec, objects: list[Object]) -> list[Problem]:
-    """Have the server take every object, and a pod of each role, without keeping it: quotas, admission, overlays."""
-    maker = pod_maker(spec)
-    for role in roles(spec):
-        if role != names.MASTER:
-            name = names.replica_name(str(spec.job_name), role, 0)
-            objects = [*objects, maker(ReplicaRequest(name, role, 0, ("python",), spec.envs))]
+def _replicas(spec: JobSpec) -> list[Object]:
+    """A pod of each role that the master makes."""
+    maker, job = pod_maker(spec), str(spec.job_name)
+    return [
+        maker(ReplicaRequest(names.replica_name(job, role, 0), role, 0, ("python",), spec.envs))
+        for role in roles(spec)
+        if role != names.MASTER
+    ]
+
+
+def restarted(spec: JobSpec, objects: Sequence[Object]) -> list[Problem]:
+    """An overlay that has the kubelet restart them in place, where nobody would see why they ended, or how often."""
+    who = []
+    for pod in objects:
+        role = pod["metadata"]["labels"].get(names.LABEL_TYPE)
+        if pod["kind"] == "Pod" and role != names.KEEPER and pod["spec"].get("restartPolicy") != restart_policy(role):
+            who.append(role)
+    flag = "--cluster_spec_json" if spec.cluster_spec is None else "--cluster_spec"
+    what = f"its restartPolicy would have the kubelet restart {', '.join(who)} in place, and hide their crashes"
+    remedy = "Leave it out: master and keeper make lost and crashed pods again themselves."
+    return [Problem(flag, "", what, remedy)] if who else []
+
+
+async def _rehearsal(api: KubernetesApi, objects: Sequence[Object]) -> list[Problem]:
+    """Have the server take every one of them without keeping it: quotas, admission, overlays."""
     said = await asyncio.gather(*(_refusal(api, thing) for thing in objects))
     found: dict[str, list[str]] = {}
     for thing, refusal in zip(objects, said, strict=True):
