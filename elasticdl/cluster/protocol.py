@@ -71,18 +71,21 @@ class Exit:
     last_lines: tuple[str, ...] = ()  # the end of its log
     at: float = field(default=0.0, compare=False)  # seconds since 1970; 0: not known
     taken: str = ""  # the cluster says that it took the replica away: preempted, evicted, deleted, node lost …
+    overstepped: bool = False  # the cluster killed it for using more than it may, of the disk for one
 
     @property
     def from_outside(self) -> bool:
         """Whether somebody wanted the process gone: a signal it did not cause, or 128 + that signal as exit code."""
         number = self.signal if self.signal is not None else (self.code or 0) - 128
-        return not self.oom and (bool(self.taken) or number in _OUTSIDE_SIGNALS)
+        return not self.oom and not self.overstepped and (bool(self.taken) or number in _OUTSIDE_SIGNALS)
 
     @property
     def kind(self) -> str:
         """What befell the replica, in a word or two; empty when it ended well."""
         if self.oom:
             return OUT_OF_MEMORY
+        if self.overstepped:
+            return CRASHED
         if self.taken:
             return self.taken
         if self.from_outside:

@@ -75,7 +75,21 @@ def test_a_container_that_ended_for_good_is_gone_before_its_pod_says_so() -> Non
         ),
         (
             pod("Failed", status={"reason": "Evicted", "message": "Pod ephemeral local storage usage exceeds …"}),
-            None, None, False, False, "Evicted: Pod ephemeral local storage usage exceeds …",
+            None, None, False, False, "evicted: Pod ephemeral local storage usage exceeds …",
+        ),
+        (
+            ended(137, status={"reason": "Evicted", "message": "Container main exceeded its ephemeral storage …"}),
+            None, signal.SIGKILL, False, False,
+            "evicted: Container main exceeded its ephemeral storage … (killed by SIGKILL)",
+        ),
+        (
+            ended(143, status={"reason": "Evicted", "message": 'Usage of EmptyDir volume "tmp" exceeds the limit …'}),
+            None, signal.SIGTERM, False, False,
+            'evicted: Usage of EmptyDir volume "tmp" exceeds the limit … (killed by SIGTERM)',
+        ),
+        (
+            ended(137, status={"reason": "Evicted", "message": "The node was low on resource: memory."}),
+            None, signal.SIGKILL, False, True, "evicted: The node was low on resource: memory. (killed by SIGKILL)",
         ),
         (
             pod("Failed", status={"reason": "OutOfcpu", "message": "Node didn't have enough resource: cpu"}),
@@ -167,6 +181,8 @@ def disrupted(reason: str) -> dict[str, Any]:
         (disrupted("EvictionByEvictionAPI"), "evicted"),
         (disrupted("DeletionByTaintManager"), "node lost"),
         (pod("Failed", status={"reason": "Evicted", "message": "The node was low on resource: memory."}), "evicted"),
+        (ended(137, status={"reason": "Evicted", "message": "Container main exceeded its …"}), "crashed"),
+        (pod("Failed", status={"reason": "Evicted", "message": "Container main exceeded its …"}), "crashed"),
         (pod("Failed", status={"reason": "NodeShutdown", "message": "…"}), "node lost"),
         (pod("Failed", status={"reason": "OutOfcpu", "message": "…"}), "turned away"),
         (pod("Failed", {"terminated": {"exitCode": 128, "reason": "ContainerCannotRun"}}), "not started"),

@@ -161,7 +161,7 @@ def exit_of(
     reason = f"{taken} ({end.reason})" if taken else end.reason
     if status.get("reason") == "DeadlineExceeded":
         reason = _joined(reason, status.get("message"))
-    return Exit(end.code, end.signal, end.oom, reason, end.last_lines, at, taken=kind)
+    return Exit(end.code, end.signal, end.oom, reason, end.last_lines, at, kind, _overstepped(pod))
 
 
 def _without_a_container(pod: Pod, kind: str, taken: str, last_lines: tuple[str, ...], ran: bool) -> Exit:
@@ -177,7 +177,7 @@ def _without_a_container(pod: Pod, kind: str, taken: str, last_lines: tuple[str,
     else:
         why = _failed_before(status) or _NOT_KEPT
     by_us = str(ending) if ending is not None and leaving(pod) else ""
-    return Exit(None, None, oom=False, reason=why, last_lines=last_lines, taken=kind or by_us)
+    return Exit(None, None, False, why, last_lines, taken=kind or by_us, overstepped=_overstepped(pod))
 
 
 def _failed_before(status: dict[str, Any]) -> str:
@@ -194,7 +194,9 @@ def _taken(pod: Pod, events: Sequence[dict[str, Any]]) -> tuple[str, str]:
     """Who took the pod away, as kind and in words; empty when nobody did, or we."""
     status = pod.get("status", {})
     reason, message = status.get("reason", ""), status.get("message", "")
-    if reason == "Evicted" and message.startswith("The node"):  # else for using more storage than it may
+    if _overstepped(pod):
+        return "", _joined("evicted", message)
+    if reason == "Evicted":
         return EVICTED, _joined("evicted", message)
     if reason in _TAKEN or reason.startswith(("OutOf", "Outof")):
         kind, words = _TAKEN.get(reason, (TURNED_AWAY, "turned away by the node"))
@@ -211,6 +213,15 @@ def _taken(pod: Pod, events: Sequence[dict[str, Any]]) -> tuple[str, str]:
             kind, words = _DISRUPTIONS[event["reason"]]
             return kind, _joined(words, event.get("message"))
     return DELETED, "deleted"
+
+
+def _overstepped(pod: Pod) -> bool:
+    """Whether its node evicted it for using more storage than it may, and not because the node is short of something.
+
+    Since 1.22 such a pod keeps how its container ended: by SIGKILL, as if somebody else had wanted it gone.
+    """
+    status = pod.get("status", {})
+    return status.get("reason") == "Evicted" and not status.get("message", "").startswith("The node")
 
 
 def _terminated(pod: Pod) -> dict[str, Any] | None:
