@@ -250,16 +250,11 @@ def test_the_rights_that_are_asked_about_are_those_of_the_manifest() -> None:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    # For submitting from inside the cluster: whoever submits from outside has rights of their own.
-    from_inside = {
-        ("", "configmaps", "create"),
-        ("", "services", "create"),
-        ("", "secrets", "create"),
-        ("", "secrets", "get"),
-    }
-    assert granted - from_inside == set(MASTER_NEEDS)
-    assert from_inside <= granted
+    assert granted == set(MASTER_NEEDS)
     assert rbac_command("default") == "kubectl apply -f manifests/elasticdl-rbac.yaml"
     assert rbac_command("team") == (
         "sed 's/namespace: default/namespace: team/' manifests/elasticdl-rbac.yaml | kubectl apply -n team -f -"
+    )
+    assert rbac_command("default", from_inside=True) == (
+        "kubectl apply -f manifests/elasticdl-rbac.yaml -f manifests/examples/elasticdl-rbac.yaml"
     )

@@ -118,12 +118,14 @@ async def _account(api: KubernetesApi, namespace: str, account: str) -> list[Pro
     return []
 
 
-def rbac_command(namespace: str) -> str:
-    """Grants the master what it needs."""
-    file = f"{MANIFESTS}/elasticdl-rbac.yaml"
+def rbac_command(namespace: str, *, from_inside: bool = False) -> str:
+    """Grants the master what it needs; `from_inside`: and a namespace's default account what it takes to submit."""
+    files = [f"{MANIFESTS}/elasticdl-rbac.yaml"]
+    if from_inside:
+        files.append(f"{MANIFESTS}/examples/elasticdl-rbac.yaml")
     if namespace == "default":
-        return f"kubectl apply -f {file}"
-    return f"sed 's/namespace: default/namespace: {namespace}/' {file} | kubectl apply -n {namespace} -f -"
+        return f"kubectl apply -f {' -f '.join(files)}"
+    return f"sed 's/namespace: default/namespace: {namespace}/' {' '.join(files)} | kubectl apply -n {namespace} -f -"
 
 
 async def _rights(api: KubernetesApi, namespace: str) -> list[Problem]:

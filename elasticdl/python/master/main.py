@@ -18,6 +18,7 @@ from elasticdl.cli import by_hand, flags
 from elasticdl.cli.submit import secrets_of
 from elasticdl.cluster.kubernetes import credentials
 from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
+from elasticdl.cluster.kubernetes.preflight import rbac_command
 from elasticdl.cluster.kubernetes.submission import find, submit
 from elasticdl.errors import JobFailed, Problem, UsageError
 from elasticdl.job import names
@@ -27,7 +28,6 @@ from elasticdl.job.spec import JobSpec, knobs, spellings
 EMPTY = ("", "None")  # as that client writes what nobody gave
 # What it also writes when nobody gave it, and what would mean something here.
 DEFAULTS = {"use_async": "False", "sync_version_tolerance": "0"}
-RIGHTS = "manifests/examples/elasticdl-rbac.yaml"
 
 
 def master(words: list[str]) -> int:
@@ -79,7 +79,7 @@ async def _adopted(spec: JobSpec) -> tuple[dict[str, str], dict[str, str]]:
     except ApiRefused as refusal:
         if refusal.code != 403:
             raise
-        remedy = f"An administrator allows it once: kubectl apply -n {namespace} -f {RIGHTS}"
+        remedy = f"An administrator allows it once: {rbac_command(namespace, from_inside=True)}"
         raise UsageError([Problem("--namespace", namespace, str(refusal), remedy)]) from refusal
     finally:
         await api.close()
