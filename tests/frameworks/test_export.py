@@ -16,17 +16,9 @@ from safetensors.numpy import load_file
 from elasticdl.frameworks import export
 from tests.frameworks.conftest import FORMS, MODELS, Batch, Case, linear_batches, load
 from tests.frameworks.memory_rows import MemoryRows
+from tests.frameworks.plain_python import in_plain_python
 
 REPOSITORY = Path(__file__).parents[2]
-
-
-def in_plain_python(program: str, *arguments: str) -> None:
-    """Run a program that cannot import elasticdl."""
-    blocked = "import sys; sys.modules['elasticdl'] = None\n"
-    environment = os.environ | {"PYTHONPATH": ""}
-    command = [sys.executable, "-c", blocked + program, *arguments]
-    done = subprocess.run(command, cwd=Path(arguments[0]), env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 _CHECK_KERAS = """
@@ -78,16 +70,22 @@ def expect(case: Case, directory: Path) -> None:
     np.savez(directory / "check.npz", expected=expected, **arrays)
 
 
+def test_the_python_that_loads_exports_has_no_elasticdl(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="import of elasticdl halted"):
+        in_plain_python("import elasticdl", tmp_path)
+    in_plain_python("import os; assert os.getcwd() == sys.argv[1]", tmp_path)
+
+
 def test_a_model_with_tables_becomes_a_plain_one(linear: Case, tmp_path: Path) -> None:
     trained(linear)
     names = linear.trainable.export(tmp_path, linear.rows)
     expect(linear, tmp_path)
     if linear.form == "keras":
         assert "model.keras" in names
-        in_plain_python(_CHECK_KERAS, str(tmp_path))
+        in_plain_python(_CHECK_KERAS, tmp_path)
     elif linear.form == "torch":
         assert "torch.nn.EmbeddingBag(50, 2" in (tmp_path / "README.md").read_text()
-        in_plain_python(_CHECK_TORCH, str(tmp_path))
+        in_plain_python(_CHECK_TORCH, tmp_path)
     else:  # the class itself uses elasticdl's layer: its tensors are exported by name
         tensors = load_file(tmp_path / "model.safetensors")
         np.testing.assert_array_equal(tensors["linear/items/embeddings"], linear.rows.rows("items", np.arange(50)))
@@ -97,9 +95,7 @@ def test_a_model_with_tables_becomes_a_plain_one(linear: Case, tmp_path: Path) -
 
 def as_the_readme_says(directory: Path) -> None:
     """Run the code of the export's README; what it predicts is what the trainable predicted."""
-    program = _README.format(models=str(MODELS), repository=str(REPOSITORY))
-    done = subprocess.run([sys.executable, "-c", program], cwd=directory, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    in_plain_python(_README.format(models=str(MODELS), repository=str(REPOSITORY)), directory, blocked=False)
 
 
 _README = """
@@ -125,11 +121,11 @@ def test_a_model_without_tables_loads_as_it_is(digits: Case, tmp_path: Path) -> 
     digits.trainable.export(tmp_path, digits.rows)
     expect(digits, tmp_path)
     if digits.form == "keras":
-        in_plain_python(_CHECK_KERAS, str(tmp_path))
+        in_plain_python(_CHECK_KERAS, tmp_path)
     elif digits.form == "subclass":
         load_class = f"sys.path.insert(0, {str(MODELS)!r})\nfrom digits_subclass import Digits\n"
         program = _CHECK_KERAS.replace('"model.keras")', '"model.keras", custom_objects={"Digits": Digits})')
-        in_plain_python(load_class + program, str(tmp_path))
+        in_plain_python(load_class + program, tmp_path)
     else:
         program = f"""
 sys.path.insert(0, {str(MODELS)!r})
@@ -141,7 +137,7 @@ model.load_state_dict(load_file("model.safetensors"))
 data = {{k: torch.from_numpy(v) for k, v in np.load("check.npz").items()}}
 torch.testing.assert_close(model.eval()(data["x"]), data["expected"])
 """
-        in_plain_python(program, str(tmp_path))
+        in_plain_python(program, tmp_path)
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "subclass"])
@@ -277,4 +273,4 @@ def test_every_form_of_the_keras_layer_predicts_the_same_when_exported(form: str
         as_the_readme_says(tmp_path)
     else:
         assert "model.keras" in names
-        in_plain_python(_CHECK_FORM, str(tmp_path))
+        in_plain_python(_CHECK_FORM, tmp_path)

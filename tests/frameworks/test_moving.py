@@ -15,7 +15,7 @@ from elasticdl.frameworks.trainable import Trainable
 from elasticdl.job.parameters import InitializerSpec
 from tests.frameworks.conftest import MODELS
 from tests.frameworks.memory_rows import MemoryRows
-from tests.frameworks.test_export import in_plain_python
+from tests.frameworks.plain_python import in_plain_python
 
 WORDS = 40
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="a torch model")
@@ -138,7 +138,7 @@ def test_moved_layers_are_plain_ones_in_the_exported_model(framework: str, form:
         moved.export(tmp_path, rows)
         expected = moved.predict(ids, rows)
     np.savez(tmp_path / "check.npz", ids=ids, expected=expected)
-    in_plain_python(_KERAS if framework == "keras" else _TORCH, str(tmp_path), str(MODELS))
+    in_plain_python(_KERAS if framework == "keras" else _TORCH, tmp_path, str(MODELS))
     assert "elasticdl" not in (tmp_path / "README.md").read_text().lower()
 
 
