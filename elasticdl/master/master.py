@@ -7,12 +7,14 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from elasticdl import faults
 from elasticdl.cluster import protocol
-from elasticdl.cluster.protocol import Cluster, Exit, ReplicaPhase, ReplicaStatus
+from elasticdl.cluster.protocol import Cluster, Exit, ReplicaPhase, ReplicaRequest, ReplicaStatus
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.allreduce_job import AllreduceJob
@@ -66,6 +68,8 @@ class Master:
         self._clock, self._now, self._starts = clock, now, starts
         self.chronicle = Chronicle(journal.fact("started_at") or clock())
         self._inbox: asyncio.Queue[e.Event] = asyncio.Queue()
+        self._errands: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()  # of the cluster, in order
+        self._deleting: dict[str, asyncio.Task[None]] = {}  # names of checkpoints that are about to be gone
         self.hands: Hands | None = None
         if isinstance(job, Job) and job.terms.by_hand:
             self.hands = Hands(job, self._inbox.put_nowait, actions.spec.to_json(), datasets)
@@ -119,26 +123,32 @@ class Master:
         # How they ended comes before who is missing: a crash must not be taken for a loss without a reason.
         exits = [event for event in map(_event_of, listed) if isinstance(event, e.ReplicaGone)]
         watch = asyncio.create_task(self._watch())
+        errands = asyncio.create_task(self._run_errands())
         try:
             await self._decide([*exits, e.MasterStarted(running, ended, waiting)])
             while not self.job.outcome:
-                events = await self._next(watch)
+                events = await self._next(watch, errands)
                 await self._decide(events)
                 self._say_progress()
+            self._errands.put_nowait(None)
+            await errands  # what the cluster was asked for last shows in its list by then
         finally:
-            watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Unreachable):
-                await watch
+            for task in (watch, errands):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Unreachable):
+                    await task
+            await self._all_deleted()
 
-    async def _next(self, watch: asyncio.Task[None]) -> list[e.Event]:
-        """Everything that has come, or `TimePassed` when a deadline came first."""
+    async def _next(self, *never: asyncio.Task[None]) -> list[e.Event]:
+        """Everything that has come, or `TimePassed` when a deadline came first; raises if what must not end did."""
         deadline = min((t for t in self._deadlines() if t is not None), default=None)
         wait = None if deadline is None else max(0.0, deadline - self.now()) + 0.001
         get = asyncio.create_task(self._inbox.get())
-        done, _ = await asyncio.wait({get, watch}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-        if watch in done:
+        done, _ = await asyncio.wait({get, *never}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+        if ended := done.intersection(never):
             get.cancel()
-            watch.result()
+            for task in ended:
+                task.result()
             raise Unreachable("the cluster stopped telling of its replicas")
         if get not in done:
             get.cancel()
@@ -168,36 +178,34 @@ class Master:
         faults.point("master.after_journal")
         for cut in gone:
             cut()
+        # Whoever waits for a word gets it first: nothing that is said depends on what is done below.
         for effect in effects:
-            await self._act(effect)
+            if isinstance(effect, Send):
+                self._say(effect)
         for event, _ in entries:
             if self.hands is not None:
                 self.hands.decided(event)
             if self.relay is not None and isinstance(event, e.ReplicaJoined):
                 self.relay.again(event.name, self.now())
+        await asyncio.sleep(0)  # the streams take it
+        for effect in effects:
+            await self._act(effect)
         self.journal.keep_state(self.job, self.now())
+
+    def _say(self, effect: Send) -> None:
+        if effect.message.WhichOneof("body") == "freeze":
+            faults.point("master.between_cut_phases")
+        self.streams.send(effect.replica, effect.message)
 
     async def _act(self, effect: Effect) -> None:
         match effect:
-            case Send(replica, message):
-                if message.WhichOneof("body") == "freeze":
-                    faults.point("master.between_cut_phases")
-                self.streams.send(replica, message)
             case c.LaunchReplica(role, index, reason, memory_factor):
                 request = self.actions.request(role, index, memory_factor)
                 self._announce(f"starting {request.name}: {reason}")
-                refusal = await self._ask_cluster(self.cluster.launch(request))
-                if refusal:
-                    cause = TURNED_AWAY if OVER_QUOTA in refusal else CRASHED
-                    self._inbox.put_nowait(e.ReplicaGone(request.name, "", cause, refusal))
-            case c.StopReplica(name, reason, grace_seconds):
+                self._errands.put_nowait(partial(self._launch, request))
+            case c.StopReplica(name, reason):
                 self._announce(f"stopping {name}: {reason}")
-                await self._ask_cluster(self.cluster.stop(name, grace_seconds))
-                # Whoever cannot be reached to be killed must at least not believe that it still belongs to the job.
-                loop = asyncio.get_running_loop()
-                loop.call_later(grace_seconds + CUT_SECONDS, self.streams.cutter(name))
-                if self.hands is not None:
-                    loop.call_later(grace_seconds + CUT_SECONDS, self.hands.sent_away, name, reason)
+                self._errands.put_nowait(partial(self._stop, effect))
             case c.IdentifyRecord(shard, position):
                 record, name = self.actions.identify(int(shard.split("/")[1]), position)
                 self._inbox.put_nowait(e.RecordIdentified(shard, position, record, name))
@@ -205,6 +213,8 @@ class Master:
                 log.info(loglines.evaluation_metrics(version, json.loads(metrics)))
             case c.PublishCheckpoint(cut):
                 faults.point("master.before_publishing")
+                if (old := self._deleting.get(f"version-{effect.position.version}")) is not None:
+                    await old  # or it would delete what takes its place
                 try:
                     directory = self._publish(effect)
                     published = e.CheckpointPublished(cut, directory)
@@ -212,7 +222,9 @@ class Master:
                     published = e.CheckpointPublished(cut, "", f"{error.filename}: {error.strerror or error}")
                 self._inbox.put_nowait(published)
             case c.DeleteCheckpoints(directories):
-                await asyncio.to_thread(self.actions.delete, directories)
+                deleting = asyncio.create_task(asyncio.to_thread(self.actions.delete, directories))
+                self._deleting |= {Path(d).name: deleting for d in directories}
+                deleting.add_done_callback(self._deleted)
             case c.Announce(text):
                 self._announce(text)
             case c.FinishJob(outcome, reason):
@@ -222,6 +234,36 @@ class Master:
         if isinstance(self.job, AllreduceJob):
             return self.actions.publish_state(command, self.job.evaluations, self.job.bad_records, self.job.open_cuts)
         return self.actions.publish(command, self.job.shards.bad_records)
+
+    def _deleted(self, task: asyncio.Task[None]) -> None:
+        self._deleting = {name: other for name, other in self._deleting.items() if other is not task}
+
+    async def _all_deleted(self) -> None:
+        if self._deleting:
+            _, left = await asyncio.wait(set(self._deleting.values()), timeout=END_SECONDS)
+            if left:
+                log.warning("Old checkpoints are still being deleted: %s", ", ".join(self._deleting))
+
+    # The cluster may take its time to answer: neither decisions nor those who wait for them do so for it.
+
+    async def _run_errands(self) -> None:
+        while (errand := await self._errands.get()) is not None:
+            if not self.job.outcome:  # else everybody is sent away
+                await errand()
+
+    async def _launch(self, request: ReplicaRequest) -> None:
+        refusal = await self._ask_cluster(self.cluster.launch(request))
+        if refusal:
+            cause = TURNED_AWAY if OVER_QUOTA in refusal else CRASHED
+            self._inbox.put_nowait(e.ReplicaGone(request.name, "", cause, refusal))
+
+    async def _stop(self, stop: c.StopReplica) -> None:
+        await self._ask_cluster(self.cluster.stop(stop.name, stop.grace_seconds))
+        # Whoever cannot be reached to be killed must at least not believe that it still belongs to the job.
+        loop, cut_seconds = asyncio.get_running_loop(), stop.grace_seconds + CUT_SECONDS
+        loop.call_later(cut_seconds, self.streams.cutter(stop.name))
+        if self.hands is not None:
+            loop.call_later(cut_seconds, self.hands.sent_away, stop.name, stop.reason)
 
     async def _ask_cluster(self, call: Coroutine[Any, Any, None]) -> str:
         """Why the cluster will never do it; empty when it does.
