@@ -61,7 +61,7 @@ def main() -> int:
 
 ABOUT = (
     "Played by `python scripts/tutorials {story}` on {where} with two CPUs; nothing here was typed by "
-    "hand. The commands are those of the old tutorial but for the image and the data."
+    "hand. The commands are those of the old tutorial but for the image and the data, and where the page says so."
 )
 SCALED = " What pods ask for is {scale:g} times what they ask for there, to fit on that node."
 

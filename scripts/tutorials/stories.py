@@ -205,7 +205,8 @@ def coming_and_going(stage: Stage) -> None:
     _rights(stage)
     shell.say(
         "Two priorities, and the job: master and servers are important, workers may be taken away. It has 200 epochs "
-        "where the old tutorial has 5, so that it still trains when all else has been shown."
+        "where the old tutorial has 5, so that it still trains when all else has been shown. Its image is on the node "
+        "already, which the pull policy says, and its data in a directory there rather than on a claim."
     )
     shell.type(f"kubectl apply -f {ROOT}/manifests/high.yaml -f {ROOT}/manifests/low.yaml")
     sizes = "\n".join(
