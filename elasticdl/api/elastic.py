@@ -60,7 +60,7 @@ class Elastic:
         apart = isinstance(control, Alone) or model.device.type != "cpu"
         shared = segment(self._sums.size) if isinstance(self._sums, PlainSums) and not apart else None
         self._formation = Formation(
-            control, terms.host, terms.plan.parts, terms.timeout_seconds, self.state, self._load,
+            control, terms.host, terms.plan.parts, self.state, self._load,
             torch.device("cpu") if terms.deterministic else model.device, shared,
         )  # fmt: skip
         self._world: World | None = None

@@ -82,18 +82,23 @@ class Evaluations:
         assert evaluation is not None
         mine = range(*world.share(self._parts))
         for part in mine:
-            self._control.doing("evaluate")
             if part not in self._measured:
-                self._measured[part] = evaluation.part(part, self._control.check)
+                self._measured[part] = evaluation.part(part, self._going_on)
         self._control.doing("exchange")
         with self._control.interruptible(world.group.abort):
             gathered = world.gather(_pack([self._measured[part] for part in mine]))
+        self._control.doing("evaluate")
         parts = [part for packed in gathered for part in _unpack(packed)]  # shares go up with the ranks
         metrics = dict(evaluation.merged(parts))
         self._done.add(version)
         self.forget()
         self._control.evaluated(version, json.dumps(metrics), say=world.rank == 0)
         self._hooks.evaluated(version, metrics)
+
+    def _going_on(self) -> None:
+        """Between two batches of a part, which may be large: it moves, and is not in vain."""
+        self._control.check()
+        self._control.doing("evaluate")
 
 
 def _pack(parts: Sequence[bytes]) -> bytes:

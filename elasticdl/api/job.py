@@ -173,7 +173,6 @@ def terms_of(spec: JobSpec, plan: StepPlan) -> Terms:
         spec.nonfinite_gradients == "skip",
         spec.max_bad_records,
         os.environ.get(names.ENV_POD_IP) or LOCAL_HOST,
-        spec.master_grace_seconds,
         spec.minibatch_size,
     )
 

@@ -82,7 +82,6 @@ class Terms:
     skip_nonfinite: bool = False
     max_bad_records: int = 0
     host: str = "127.0.0.1"
-    timeout_seconds: float = 60.0
     most_records: int = 0  # of a pass over several parts, where determinism does not ask for one pass each
     bucket_floats: int = BUCKET_FLOATS  # of what leaves during a backward pass
 

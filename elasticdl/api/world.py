@@ -26,6 +26,10 @@ from elasticdl.wire import control_pb2 as pb
 log = logging.getLogger(__name__)
 
 BUILD_SECONDS = 30.0  # in which all members reach each other, or the world is given up
+DEVICES_SECONDS = 120.0  # the same for their GPUs
+# Who is slow, and whether an exchange will ever end, is for the master to judge, by the pulses; without a master
+# nobody goes on for long. Both end an exchange from outside.
+EXCHANGE_SECONDS = 86_400.0
 
 Tensors = dict[str, torch.Tensor]
 
@@ -62,7 +66,6 @@ class Formation:
     control: SharedSession
     host: str  # where other members reach this one
     parts: Callable[[int], int]  # into how many a step is cut by so many members
-    timeout_seconds: float  # of an exchange: the last resort, where neither a peer nor the master notices
     state: Callable[[], Mapping[str, torch.Tensor]]
     load: Callable[[Mapping[str, torch.Tensor], int], None]  # a state, and how many steps are in it
     device: torch.device  # where sums are made: on a GPU only those whose order does not matter
@@ -78,7 +81,7 @@ class Formation:
             start.generation, lambda key, value: control.store(start.generation, key, value), BUILD_SECONDS
         )
         with control.delivering(start.generation, store.deliver), control.interruptible(store.interrupt):
-            group = Group(start.generation, rank, members, store, self.host, self.timeout_seconds)
+            group = Group(start.generation, rank, members, store, self.host, EXCHANGE_SECONDS, BUILD_SECONDS)
             built = time.monotonic()
             try:
                 with control.interruptible(group.abort):
@@ -122,7 +125,7 @@ class Formation:
         mine = {"evaluated": sorted(self.control.evaluations), "device": nccl.device_name(self.device), "memory": offer}
         found = [json.loads(text) for text in gather_bytes(group, json.dumps(mine).encode())]
         if nccl.usable([said["device"] for said in found]):
-            group.connect_devices(self.device, self.timeout_seconds)
+            group.connect_devices(self.device, DEVICES_SECONDS)
         elif offer is not None and all(said["memory"] for said in found):
             self._share(group, [said["memory"] for said in found])
         return tuple(sorted({version for said in found for version in said["evaluated"]}))

@@ -46,12 +46,12 @@ class _Lost(Exception):
 class Passage:
     """A tensor on its way from or to a peer."""
 
-    def __init__(self, work: Any, tensor: torch.Tensor, peer: int) -> None:
-        self._work, self._tensor, self._peer = work, tensor, peer
+    def __init__(self, work: Any, tensor: torch.Tensor, peer: int, limit: timedelta) -> None:
+        self._work, self._tensor, self._peer, self._limit = work, tensor, peer, limit
 
     def wait(self) -> torch.Tensor:
         try:
-            self._work.wait()
+            self._work.wait(self._limit)
         except RuntimeError as error:
             raise _Lost(self._peer, str(error)) from error
         return self._tensor
@@ -60,18 +60,20 @@ class Passage:
 class Link:
     """The group as its courier sees it. Only `part` may be called from elsewhere."""
 
-    def __init__(self, store: Store, prefix: str, size: int) -> None:
+    def __init__(self, store: Store, prefix: str, size: int, timeout_seconds: float) -> None:
+        self._limit = timedelta(seconds=timeout_seconds)  # of each wait for a peer
         self.gloo: Any = None
         self.nccl: Any = None  # where each member has a GPU of its own
         self._store, self._prefix, self._size = store, prefix, size
         self._parted = self._aborted = False
 
-    def build(self, rank: int, host: str, timeout_seconds: float) -> None:
+    def build(self, rank: int, host: str, build_seconds: float) -> None:
         options = ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=timeout_seconds)
+        options._timeout = timedelta(seconds=build_seconds)
         options._threads = 1
         options._devices = [ProcessGroupGloo.create_device(hostname=host, lazy_init=False)]
         self.gloo = ProcessGroupGloo(PrefixStore(self._prefix, self._store), rank, self._size, options)
+        self.gloo._set_default_timeout(self._limit)  # of sums; messages have theirs from `Passage`
 
     def connect_devices(self, rank: int, device: torch.device, timeout_seconds: float) -> None:
         """From now on tensors on GPUs are added up there. All members do this together."""
@@ -83,11 +85,11 @@ class Link:
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Passage:
         self.check()
-        return Passage(self.gloo.send([tensor], to, tag), tensor, to)
+        return Passage(self.gloo.send([tensor], to, tag), tensor, to, self._limit)
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Passage:
         self.check()
-        return Passage(self.gloo.recv([tensor], source, tag), tensor, source)
+        return Passage(self.gloo.recv([tensor], source, tag), tensor, source, self._limit)
 
     def all_reduce(self, tensor: torch.Tensor) -> Any:
         """Begin to put the sum over all members in place of this one's numbers; what to wait for."""
@@ -178,8 +180,11 @@ class Group:
     """The members of one generation, connected. All calls from one thread, but `abort`, which any thread may call."""
 
     def __init__(
-        self, generation: int, rank: int, members: Sequence[str], store: Store, host: str, timeout_seconds: float
-    ) -> None:
+        self, generation: int, rank: int, members: Sequence[str], store: Store, host: str, timeout_seconds: float,
+        build_seconds: float | None = None,
+    ) -> None:  # fmt: skip
+        """`timeout_seconds` are those of each wait for a peer, but while the group is built."""
+        build_seconds = timeout_seconds if build_seconds is None else build_seconds
         self.generation, self.rank, self.members, self.size = generation, rank, tuple(members), len(members)
         self.sizes_agreed: set[int] = set()  # of vectors that all members are known to hold
         self.timeout_seconds = timeout_seconds  # of each wait for a peer
@@ -190,7 +195,7 @@ class Group:
         self._errand: Errand[Any] | None = None
         self._reason: str | None = None
         self._broken: GroupBroken | None = None
-        self._link = Link(store, f"world-{generation}", self.size)
+        self._link = Link(store, f"world-{generation}", self.size, timeout_seconds)
         self._errands: SimpleQueue[Errand[Any] | None] = SimpleQueue()
         # Also when nobody closes the group: the courier ends once the group is out of reach.
         self._dismiss = weakref.finalize(self, self._errands.put, None)
@@ -201,7 +206,7 @@ class Group:
             return
         self._send_courier()
         try:
-            self.run(lambda link: link.build(rank, host, timeout_seconds), timeout_seconds + 1)
+            self.run(lambda link: link.build(rank, host, build_seconds), build_seconds + 1)
         except BaseException:
             self.close()
             raise

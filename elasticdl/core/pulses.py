@@ -5,12 +5,13 @@ Pulses come a few times a second and are not journaled; that somebody is hung is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 FLOOR_SECONDS = 5.0
 STEPS = 10  # a part of a step that lasts as long as so many whole ones does not end any more
 QUIET_SECONDS = 2.0  # many pulses would have come
+EXCHANGE_SECONDS = 30.0  # networks between machines stand still for a while, and recover
 LEARNT = ("data", "compute", "apply")  # phases whose length the step time tells; the others may take long
 
 
@@ -20,6 +21,7 @@ class Beat:
     phase: str
     since: float  # when that phase began
     heard: float
+    generation: int = 0  # of the world it is in
 
 
 @dataclass
@@ -28,8 +30,10 @@ class Pulses:
     beats: dict[str, Beat] = field(default_factory=dict)
     step_seconds: dict[str, float] = field(default_factory=dict)
 
-    def heard(self, worker: str, step: int, phase: str, seconds: float, step_seconds: float, now: float) -> None:
-        self.beats[worker] = Beat(step, phase, now - seconds, now)
+    def heard(
+        self, worker: str, step: int, phase: str, seconds: float, step_seconds: float, now: float, generation: int = 0
+    ) -> None:
+        self.beats[worker] = Beat(step, phase, now - seconds, now, generation)
         if step_seconds > 0:
             self.step_seconds[worker] = step_seconds
 
@@ -63,6 +67,18 @@ class Pulses:
                     why, since = f"{beat.phase} of step {beat.step} lasts {lasts:.1f} s already", beat.since
                 found.append((name, why, since))
         return found
+
+    def stuck_at(self, members: Sequence[str], generation: int, all_in_touch: bool) -> float | None:
+        """When a world is of no use any more, if these members stay where they are: all wait in the same exchange.
+
+        Then nobody is slow, and what one has sent another does not get.
+        """
+        beats = [self.beats.get(name) or Beat(0, "", 0.0, 0.0) for name in members]
+        if not beats or any((b.phase, b.generation, b.step) != ("exchange", generation, beats[0].step) for b in beats):
+            return None
+        # One that cannot be asked may be at work for as long as anybody.
+        limit = min(self.hang_seconds, max(EXCHANGE_SECONDS, self.limit_seconds)) if all_in_touch else self.hang_seconds
+        return max(b.since for b in beats) + limit
 
     def _limit_of(self, phase: str) -> float:
         if phase in LEARNT:

@@ -24,6 +24,7 @@ class Relay:
         self.pulses = Pulses(job.terms.budget.hang_seconds)
         self._told_at, self._told = 0.0, (0, 0)  # when, which generation and step
         self._doubted: dict[str, float] = {}  # who seems to be hung, since when
+        self._stuck_since: float | None = None  # that the whole world seems to be
 
     def stored(self, worker: str, stored: pb.Stored) -> None:
         """Pass a key on to the other members of its generation; of an older one nobody hears any more."""
@@ -47,7 +48,7 @@ class Relay:
 
     def pulse(self, worker: str, pulse: pb.Pulse, now: float) -> e.Event | None:
         """Remember it; now and then it is an event: how far training is."""
-        self.pulses.heard(worker, pulse.step, pulse.phase, pulse.seconds, pulse.step_seconds, now)
+        self.pulses.heard(worker, pulse.step, pulse.phase, pulse.seconds, pulse.step_seconds, now, pulse.generation)
         at = (pulse.generation, pulse.step)
         if pulse.step <= self._job.step or pulse.generation != self._job.membership.running_generation:
             return None
@@ -65,13 +66,38 @@ class Relay:
         """Members that stand still, also when looked at a second time."""
         found = self.pulses.hung(self._watched(), now)
         self._doubted = {name: self._doubted.get(name, now) for name, *_ in found}
-        return [e.WorkerHung(*one) for one in found if now - self._doubted[one[0]] >= AGAIN_SECONDS]
+        hung = [e.WorkerHung(*one) for one in found if now - self._doubted[one[0]] >= AGAIN_SECONDS]
+        return [*hung, *self._stuck(now)]
+
+    def _stuck(self, now: float) -> list[e.Event]:
+        """That no member of the world gets out of the exchange, also when looked at a second time."""
+        at, m = self._stuck_at(), self._job.membership
+        if at is None or now < at:
+            self._stuck_since = None
+            return []
+        if self._stuck_since is None:
+            self._stuck_since = now
+        if now - self._stuck_since < AGAIN_SECONDS:
+            return []
+        self._stuck_since = None
+        beats = [self.pulses.beats[name] for name in self._watched()]
+        step, seconds = beats[0].step, now - max(b.since for b in beats)
+        why = f"everybody is in the exchange of step {step}, which does not end in {seconds:.1f} s"
+        return [e.WorldBroken(m.members[0], m.generation, step, why)]
+
+    def _stuck_at(self) -> float | None:
+        m = self._job.membership
+        if not m.training or len(m.members) == 1:
+            return None
+        watched = self._watched()
+        return self.pulses.stuck_at(watched, m.generation, len(watched) == len(m.members))
 
     def deadline(self) -> float | None:
         watched = self._watched()
         times = [self._doubted[n] + AGAIN_SECONDS for n in watched if n in self._doubted]
+        stuck = self._stuck_at() if self._stuck_since is None else self._stuck_since + AGAIN_SECONDS
         first = self.pulses.deadline([n for n in watched if n not in self._doubted])
-        return min(times if first is None else [*times, first], default=None)
+        return min([*times, *(t for t in (first, stuck) if t is not None)], default=None)
 
     def _watched(self) -> list[str]:
         m = self._job.membership

@@ -77,6 +77,17 @@ def test_any_number_of_workers_gets_the_weights_of_one(
     assert conductor.generation == 1
 
 
+def test_a_worker_that_is_slower_than_any_grace_is_waited_for(nursery: Nursery, tmp_path: Path) -> None:
+    spec = JobSpec.model_validate({**KNOBS, "max_step": 1, "master_grace_seconds": 1})
+    with Conductor(nursery, tmp_path / "job", spec) as conductor:
+        conductor.wanted = 2
+        workers = [spawn(conductor, index, seconds) for index, seconds in enumerate((0, 1))]
+        conductor.wait_for_step(1)
+        conductor.wait(lambda: workers[0].kinds("evaluated"), "the evaluation")
+        assert [w.kinds("broken") for w in workers] == [[], []], conductor.story()
+        assert set(conductor.finish().values()) == {0} and conductor.generation == 1
+
+
 def test_a_kill_a_join_and_a_leave_change_nothing(
     conductor: Conductor, alone: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:

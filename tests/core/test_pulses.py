@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.core.pulses import FLOOR_SECONDS, STEPS, Pulses
+from elasticdl.core.pulses import EXCHANGE_SECONDS, FLOOR_SECONDS, STEPS, Pulses
 
 
 def heard(pulses: Pulses, worker: str, phase: str, seconds: float, now: float, step_seconds: float = 0.1) -> None:
@@ -44,6 +44,24 @@ def test_what_the_step_time_says_nothing_about_may_take_as_long_as_the_flag_allo
     assert pulses.hung(["a"], 299) == []
     heard(pulses, "a", phase, 300, now=300)
     assert [name for name, *_ in pulses.hung(["a"], 300)] == ["a"]
+
+
+def exchanging(pulses: Pulses, worker: str, since: float, now: float, step: int = 7, generation: int = 3) -> None:
+    pulses.heard(worker, step, "exchange", now - since, 0.1, now, generation)
+
+
+def test_an_exchange_that_all_are_in_has_an_end_and_one_that_somebody_is_late_for_has_none() -> None:
+    pulses = Pulses(hang_seconds=300)
+    exchanging(pulses, "a", since=0, now=200)
+    heard(pulses, "b", "data", 1, now=200)
+    assert pulses.stuck_at(["a", "b"], 3, True) is None, "b may be slow: that is for its own limit to say"
+    exchanging(pulses, "b", since=190, now=200)
+    assert pulses.stuck_at(["a", "b"], 3, True) == 190 + EXCHANGE_SECONDS, "counted from the last one's coming"
+    assert pulses.stuck_at(["a", "b"], 3, False) == 190 + 300, "a third one, out of touch, may be at work"
+    assert pulses.stuck_at(["a", "b"], 4, True) is None, "what they said of the world before"
+    assert pulses.stuck_at(["a", "b", "c"], 3, True) is None and pulses.stuck_at([], 3, False) is None
+    exchanging(pulses, "b", since=190, now=200, step=8)
+    assert pulses.stuck_at(["a", "b"], 3, True) is None, "a is late in saying that it has gone on"
 
 
 def test_the_clock_is_asked_for_when_somebody_may_turn_out_to_be_hung() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticdl.core import events as e
-from elasticdl.core.pulses import FLOOR_SECONDS
+from elasticdl.core.pulses import EXCHANGE_SECONDS, FLOOR_SECONDS
 from elasticdl.master.relay import AGAIN_SECONDS, Relay
 from elasticdl.wire import control_pb2 as pb
 from tests.core.allreduce_play import Play, W
@@ -15,8 +15,8 @@ def training() -> Relay:
     return Relay(play.job, lambda name, message: None)
 
 
-def pulse(relay: Relay, worker: str, now: float, seconds: float = 0.0) -> None:
-    told = pb.Pulse(generation=1, step=7, phase="compute", seconds=seconds, step_seconds=0.1)
+def pulse(relay: Relay, worker: str, now: float, seconds: float = 0.0, phase: str = "compute") -> None:
+    told = pb.Pulse(generation=1, step=7, phase=phase, seconds=seconds, step_seconds=0.1)
     relay.pulse(worker, told, now)
 
 
@@ -47,3 +47,23 @@ def test_who_comes_back_after_it_was_out_of_touch_is_not_hung() -> None:
     relay.again(W[0], 30)
     assert relay.hung(30) == relay.hung(30 + AGAIN_SECONDS) == []
     assert relay.deadline() == 30 + FLOOR_SECONDS
+
+
+def test_an_exchange_that_nobody_gets_out_of_breaks_the_world_and_nobody_is_taken_for_hung() -> None:
+    relay = training()
+    for worker in W[:2]:
+        pulse(relay, worker, 39.9, seconds=29.9, phase="exchange")
+    first = 10 + EXCHANGE_SECONDS
+    assert relay.deadline() == first and relay.hung(first) == [] and relay.deadline() == first + AGAIN_SECONDS
+    why = "everybody is in the exchange of step 7, which does not end in 30.5 s"
+    assert relay.hung(first + AGAIN_SECONDS) == [e.WorldBroken(W[0], 1, 7, why)]
+
+
+def test_a_world_whose_exchange_ended_while_the_master_stood_still_is_not_broken() -> None:
+    relay = training()
+    for worker in W[:2]:
+        pulse(relay, worker, 10, phase="exchange")
+    assert relay.hung(10 + EXCHANGE_SECONDS) == []
+    for worker in W[:2]:
+        pulse(relay, worker, 40.1, phase="exchange")
+    assert relay.hung(40 + AGAIN_SECONDS) == [] and relay.hung(41) == []
