@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from elasticdl.data.example import encode_example
 from elasticdl.data.recordio import RecordIOWriter
 from elasticdl.job import names
-from tests.cluster.kubernetes_stage import kubectl_soon
+from tests.cluster.kubernetes_stage import kubectl, kubectl_soon
 from tests.kubernetes.cluster_jobs import ROOT, SECONDS, ClusterJob, in_pods, submitted
 from tests.kubernetes.witnesses import proven, witness
+from tests.processes.harness import audit_witness, write_ids
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
@@ -101,6 +106,76 @@ def test_an_all_reduce_job_of_two_workers(run: Run, jobs_namespace: str, shared:
             assert (shared / "mnist-model" / "manifest.json").exists()
 
     run(story(), SECONDS)
+
+
+# As pods run where no directory of a node is mounted: not as root, with nothing to write to but volumes and /tmp.
+
+IMAGE = os.environ.get("ELASTICDL_TUTORIAL_IMAGE", "elasticdl:runtime")  # of this tree: scripts/travis/build_images.sh
+LOOK = "id -u; id -G; touch /opt/elasticdl/mine 2>&1; touch /tmp/mine && echo tmp is writable"
+
+
+@pytest.fixture
+def claim(jobs_namespace: str, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A claim, and the folder of this machine that it is: root's, until a pod's fsGroup makes it the pod's as well."""
+    folder, name = tmp_path / "claimed", f"{jobs_namespace}-claimed"
+    folder.mkdir(mode=0o755)
+    nodes = [node["metadata"]["name"] for node in json.loads(kubectl("get", "nodes", "-o", "json"))["items"]]
+    there = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": nodes[:1]}]}
+    both = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    volume = {
+        **both,
+        "capacity": {"storage": "100Mi"},
+        "local": {"path": str(folder)},
+        "persistentVolumeReclaimPolicy": "Retain",
+        "claimRef": {"namespace": jobs_namespace, "name": "claimed"},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [there]}},
+    }
+    asked = {**both, "resources": {"requests": {"storage": "100Mi"}}, "volumeName": name}
+    kinds = (("PersistentVolume", {"name": name}, volume), ("PersistentVolumeClaim", {"name": "claimed"}, asked))
+    objects = [{"apiVersion": "v1", "kind": kind, "metadata": meta, "spec": spec} for kind, meta, spec in kinds]
+    kubectl("apply", "-f", "-", namespace=jobs_namespace, stdin=yaml.safe_dump_all(objects))
+    try:
+        yield "claimed", folder
+    finally:
+        kubectl("delete", "pvc", "claimed", "--wait=false", namespace=jobs_namespace)
+        kubectl("delete", "pv", name, "--wait=false")
+
+
+def test_a_job_of_an_image_trains_on_a_claim_without_being_root_anywhere(
+    run: Run, jobs_namespace: str, claim: tuple[str, Path]
+) -> None:
+    if subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode:
+        pytest.skip(f"there is no image {IMAGE} on the engine")
+    name, folder = claim
+    write_ids(folder / "ids", 400)
+    for model in ("witness.py", "pebble.py"):
+        shutil.copy(ROOT / "tests" / "models" / model, folder)
+    (folder / "slow").touch()
+    flags = [
+        f"--image_name={IMAGE}", "--image_pull_policy=Never", f"--volume=claim_name={name},mount_path=/claimed",
+        "--model_zoo=/claimed", "--model_def=witness.custom_model", "--training_data=/claimed/ids", "--num_epochs=2",
+        "--minibatch_size=8", "--num_minibatches_per_task=4", "--num_ps_pods=1", "--num_workers=1",
+        "--output=/claimed/model", "--checkpoint_seconds=3", "--envs=PEBBLE_SECONDS=0.5,PEBBLE_SLOW=/claimed/slow",
+    ]  # fmt: skip
+
+    async def story() -> None:
+        async with submitted(jobs_namespace, "claimed", *flags) as job:
+            seen = await job.until(lambda s: bool(s.checkpoint))
+            assert seen.checkpoint.startswith("/claimed/.elasticdl/")
+            for short, pod in job.pods().items():
+                assert pod["spec"]["securityContext"]["runAsNonRoot"], short
+                assert all("hostPath" not in volume for volume in pod["spec"]["volumes"]), short
+                told = (await job.execute(short, "sh", "-c", LOOK)).splitlines()
+                assert (told[0], "1000" in told[1].split(), told[3]) == ("1000", True, "tmp is writable"), told
+                assert "Read-only file system" in told[2]
+            (folder / "slow").unlink()
+            result = await job.result()
+            assert result["outcome"] == "succeeded", f"{result}\n{job.story()}"
+
+    run(story(), SECONDS)
+    audit_witness(folder / "model", records=400, epochs=2, servers=1)
+    assert (folder / "model").stat().st_uid == 1000
+    assert not list((folder / ".elasticdl").iterdir()), "a job that is done leaves no journal on the volume"
 
 
 # Jobs that cannot begin.
