@@ -235,8 +235,10 @@ async def _logs(args: argparse.Namespace, places: Places) -> int:
 async def _stop(args: argparse.Namespace, places: Places) -> int:
     job = await places.find(args.job)
     if not job.running and not (args.now and job.left_over):
-        what = f"it does not run: it {job.state}"
-        raise UsageError([Problem(job.name, "", what, f"`elasticdl status {job.name}` says more.")])
+        what, remedy = f"it does not run: it {job.state}", f"`elasticdl status {job.name}` says more."
+        if job.left_over:
+            remedy = f"`elasticdl stop {job.name} --now` removes what is left of it."
+        raise UsageError([Problem(job.name, "", what, remedy)])
     if not args.now:
         return await _stop_gracefully(job, args.timeout)
     await job.stop_now()

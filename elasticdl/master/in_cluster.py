@@ -20,8 +20,9 @@ from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.cluster.kubernetes.reading import Pod
-from elasticdl.cluster.protocol import ReplicaPhase, ReplicaRequest, ReplicaStatus
-from elasticdl.errors import JobFailed, Problem, Refused, Unreachable, UsageError
+from elasticdl.cluster.kubernetes.submission import MERGE, conclude
+from elasticdl.cluster.protocol import Cluster, ReplicaPhase, ReplicaRequest, ReplicaStatus
+from elasticdl.errors import JobFailed, Problem, Refused, Unreachable, UsageError, WireError
 from elasticdl.files import write_durably
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 LISTENING = f"0.0.0.0:{names.MASTER_PORT}"
 ENDED_BY_SIGTERM = 128 + signal.SIGTERM
 KEEPER_SECONDS = 60.0  # until a keeper that was refused is asked for again
+SOON_SECONDS = (1.0, 60.0)  # the first and the longest pause before a keeper whose predecessor was soon gone
+CLAIM_SECONDS = 60.0  # for the master before this one to let go of the checkpoints
 CLEAR_SECONDS = 120.0  # for what an earlier life of the job left to end
 TELL_SECONDS = 300.0  # how long the API server is asked to take note of the result
 RESULT_BYTES = 64 << 10  # of an annotation; all of a pod's may have 256 KiB
@@ -104,9 +107,12 @@ async def _lead(place: Place) -> int:
         if paths.root.is_dir():
             running.conclude(paths, result)
         code = int(result.get("exit_code", 1)) if result["outcome"] == "failed" else 0
-        await _tell(place, {**result, "exit_code": code})
+        if not await _tell(place, {**result, "exit_code": code}):
+            return code
         if result["outcome"] == "succeeded" and not any(paths.checkpoint.glob("version-*")):
             shutil.rmtree(paths.root, ignore_errors=True)  # a volume must not fill up with jobs that are done
+        keeping.cancel()  # or it would make the lease again, which goes now
+        await _clear_away(place)
         return code
     finally:
         for task in (leading, keeping):
@@ -180,7 +186,7 @@ async def _ready(spec: JobSpec, paths: names.JobPaths, held: contextlib.ExitStac
     """Check model, data and places once in the job's life; the job as it then runs."""
     if paths.datasets.exists():
         spec = JobSpec.from_json(paths.job_file.read_bytes())
-        preflight.claim_checkpoint_dir(_with_checkpoints(spec, paths), held)
+        await _claim_again(_with_checkpoints(spec, paths), held)
         return spec
     problems, notes = preflight.check_output(spec)
     problems += preflight.check_checkpoint_dir(spec)
@@ -203,6 +209,16 @@ async def _ready(spec: JobSpec, paths: names.JobPaths, held: contextlib.ExitStac
     write_durably(paths.job_file, spec.to_json().encode())
     write_durably(paths.datasets, json.dumps(checked.datasets).encode())
     return spec
+
+
+async def _claim_again(spec: JobSpec, held: contextlib.ExitStack) -> None:
+    """The checkpoints' place, as the job had it. The master before this one may take a while to be gone."""
+    loop, pauses = asyncio.get_running_loop(), Pauses()
+    deadline = loop.time() + CLAIM_SECONDS
+    while problems := preflight.claim_checkpoint_dir(spec, held):
+        if loop.time() >= deadline:
+            raise UsageError(problems)
+        await asyncio.sleep(pauses.next())
 
 
 def _with_checkpoints(spec: JobSpec, paths: names.JobPaths) -> JobSpec:
@@ -241,27 +257,52 @@ async def _keep_keeper(cluster: KubernetesCluster, job_name: str) -> None:
             await asyncio.sleep(pauses.next())
 
 
-async def _replace_keepers(cluster: KubernetesCluster, name: str) -> None:
-    request = ReplicaRequest(name, names.KEEPER, 0, ("python",), {})
+async def _replace_keepers(cluster: Cluster, name: str) -> None:
+    request, loop, pauses = ReplicaRequest(name, names.KEEPER, 0, ("python",), {}), asyncio.get_running_loop(), None
     if not any(status.role == names.KEEPER for status in await cluster.list()):
         await cluster.launch(request)
+    made = loop.time()
     async with contextlib.aclosing(cluster.events()) as seen:
         async for status in seen:
             if status.role == names.KEEPER and status.phase is ReplicaPhase.GONE:
                 why = status.exit.reason if status.exit is not None else "gone"
                 log.info("The keeper is gone (%s); making it again", why)
+                if pauses is None or loop.time() - made > SOON_SECONDS[1]:
+                    pauses = Pauses(*SOON_SECONDS)
+                else:  # a node turns it away, say
+                    await asyncio.sleep(pauses.next())
                 await cluster.launch(request)
+                made = loop.time()
 
 
 # How the job ended.
 
 
-async def _tell(place: Place, result: Result) -> None:
-    """Put it on the pod, where the keeper and people find it, also when all else of the job is gone."""
-    note = {"metadata": {"annotations": {names.ANNOTATION_RESULT: json.dumps(_short(result))}}}
-    path = f"{place.home}/pods/{place.pod['metadata']['name']}"
-    content = "application/merge-patch+json"
-    await place.api.call("PATCH", path, body=note, content_type=content, deadline_seconds=TELL_SECONDS)
+async def _tell(place: Place, result: Result) -> bool:
+    """Put it on the pod, where the keeper and people find it, also when all else of the job is gone.
+
+    False when there is another pod of its name, or none: the next master finds the result in the job's state.
+    """
+    meta, note = place.pod["metadata"], {names.ANNOTATION_RESULT: json.dumps(_short(result))}
+    body = {"metadata": {"uid": meta["uid"], "annotations": note}}
+    path = f"{place.home}/pods/{meta['name']}"
+    try:
+        await place.api.call("PATCH", path, body=body, content_type=MERGE, deadline_seconds=TELL_SECONDS)
+    except ApiRefused as refusal:
+        if not refusal.missed:
+            raise
+        log.warning("This master's pod is gone; the next one tells how the job ended")
+        return False
+    return True
+
+
+async def _clear_away(place: Place) -> None:
+    """Remove the job's objects. The keeper does so too, if this master does not come to it; but that may be lost."""
+    namespace, job = str(place.spec.namespace), str(place.spec.job_name)
+    try:
+        await conclude(place.api, namespace, job, place.pod, place.owner["uid"])
+    except WireError as error:
+        log.warning("What is left of the job is the keeper's to remove: %s", error)
 
 
 def _short(result: Result) -> Result:

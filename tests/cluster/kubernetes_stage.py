@@ -33,14 +33,14 @@ from .stages import Stage
 IMAGE = os.environ.get("ELASTICDL_K8S_IMAGE", "python:3.11-slim")  # with sh, mkfifo and python3
 PULL = os.environ.get("ELASTICDL_K8S_PULL", "IfNotPresent")
 CONTEXT = os.environ.get("ELASTICDL_K8S_CONTEXT") or None
+WHERE = [f"--context={CONTEXT}"] if CONTEXT else []  # for commands that know contexts
 JOB = "contract"
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 
 
 def kubectl(*words: str, namespace: str | None = None, stdin: str | None = None, fails: bool = False) -> str:
     """What kubectl printed; `fails`: it may."""
-    where = [f"--context={CONTEXT}"] if CONTEXT else []
-    where += ["-n", namespace] if namespace else []
+    where = [*WHERE, *(["-n", namespace] if namespace else [])]
     done = subprocess.run(["kubectl", *where, *words], input=stdin, capture_output=True, text=True, timeout=120)
     assert fails or done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}"
     return done.stdout

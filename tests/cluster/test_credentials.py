@@ -185,6 +185,12 @@ def test_the_environment_names_a_proxy(
     assert Credentials(server).proxy == proxy
 
 
+def test_a_pod_asks_its_own_cluster_without_the_jobs_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "namespace").write_text("team")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    assert in_cluster({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, tmp_path).proxy is None
+
+
 def test_the_kubeconfigs_proxy_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     assert Credentials("https://api.example", cluster={"proxy-url": "http://mine:1"}).proxy == "http://mine:1"

@@ -32,6 +32,7 @@ from .kubernetes_stage import (
     IMAGE,
     JOB,
     PULL,
+    WHERE,
     KubernetesStage,
     kubectl,
     kubectl_soon,
@@ -386,8 +387,7 @@ def test_a_server_that_stays_away_is_unreachable_for_calls_and_for_events(run: R
 @contextlib.asynccontextmanager
 async def plain_server() -> AsyncIterator[int]:
     """The API server without TLS, so that its words can be changed on the way."""
-    where = [f"--context={CONTEXT}"] if CONTEXT else []
-    command = ["kubectl", *where, "proxy", "--port=0"]
+    command = ["kubectl", *WHERE, "proxy", "--port=0"]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,12 @@ import pytest
 from aiohttp import web
 
 from elasticdl.cluster import ReplicaRequest
-from elasticdl.cluster.kubernetes.api import KubernetesApi
+from elasticdl.cluster.kubernetes import jobs
+from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.credentials import Credentials
+from elasticdl.cluster.kubernetes.keeper import Keeper
+from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.errors import Unreachable
 
 Run = Callable[..., None]
@@ -54,7 +57,19 @@ def test_an_answer_that_makes_no_sense_ends_the_events_in_words(run: Run) -> Non
         async with serving(lambda _: web.Response(text="<html>")) as url:
             cluster = cluster_at(url)
             for _ in range(2):
-                with pytest.raises(Unreachable, match="no news of the pods: JSONDecodeError"):
+                with pytest.raises(Unreachable, match="answered with something that is no JSON: <html>"):
+                    await anext(cluster.events())
+            await cluster.close()
+
+    run(story(), 5)
+
+
+def test_a_mistake_of_our_own_is_not_taken_for_a_cluster_that_is_away(run: Run) -> None:
+    async def story() -> None:
+        async with serving(lambda _: web.json_response({"items": [{}], "metadata": {}})) as url:
+            cluster = cluster_at(url)
+            for _ in range(2):
+                with pytest.raises(KeyError):
                     await anext(cluster.events())
             await cluster.close()
 
@@ -121,7 +136,77 @@ def test_watches_that_end_at_once_are_not_asked_for_without_a_pause(run: Run) ->
     assert 2 <= watches <= 8
 
 
-OLD = {
+def test_rights_that_are_away_for_a_moment_end_no_events(run: Run) -> None:
+    lists = iter([web.json_response(NONE), refusal(403, "Forbidden"), refusal(403, "Forbidden")])
+
+    def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response() if "watch" in request.query else next(lists, web.json_response({**NONE, "items": [NEW]}))
+
+    async def story() -> None:
+        async with serving(answer) as url:
+            cluster = cluster_at(url)
+            assert (await anext(cluster.events())).uid == "new"
+            await cluster.close()
+        async with serving(lambda _: refusal(403, "Forbidden")) as url:  # from the start: they are missing
+            cluster = cluster_at(url)
+            with pytest.raises(ApiRefused, match="no: 403"):
+                await anext(cluster.events())
+            await cluster.close()
+
+    run(story(), 10)
+
+
+def test_a_lease_is_kept_through_refused_tokens_and_rights_and_given_up_when_they_stay(run: Run) -> None:
+    codes = iter([401, 401, 403, 0, 403, 0])
+    written = []
+
+    def answer(request: web.Request) -> web.StreamResponse:
+        code = next(codes, 403) if request.method == "PUT" else 0
+        written.append(code)
+        return refusal(code) if code else web.json_response({"metadata": {"resourceVersion": "1"}})
+
+    async def story() -> None:
+        async with serving(answer) as url:
+            api = KubernetesApi(Credentials(url))
+            lease = Lease(api, "n", "j", "me", {}, give_up_seconds=1.0, renew_seconds=0.05)
+            with pytest.raises(Unreachable, match=r"could not be renewed for 1 s: Kubernetes refused: no: 403"):
+                await lease.keep()
+            await api.close()
+
+    run(story(), 5)
+    assert written[:6] == [401, 401, 403, 0, 403, 0] and len(written) > 10
+
+
+def test_nobody_watches_a_masters_pod_without_a_pause_when_each_watch_ends_at_once(run: Run) -> None:
+    watches = 0
+    meta = {"name": "elasticdl-j-master", "namespace": "n", "uid": "1", "resourceVersion": "1"}
+    labels = {"elasticdl-job-name": "j", "elasticdl-replica-type": "master"}
+    pod = {**NEW, "metadata": {**NEW["metadata"], **meta, "labels": labels}}
+
+    def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal watches
+        watches += "watch" in request.query
+        if "watch" in request.query:
+            return web.Response()
+        if request.path.endswith("/configmaps/elasticdl-j"):
+            return web.json_response({"metadata": {"uid": "7"}})
+        return web.json_response({**NONE, "items": [pod] if request.path.endswith("/pods") else []})
+
+    async def story(what: Callable[[KubernetesApi], Coroutine[Any, Any, Any]]) -> None:
+        async with serving(answer) as url:
+            api = KubernetesApi(Credentials(url))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(what(api), 1.2)
+            await api.close()
+
+    run(story(lambda api: Keeper(api, "n", "j").run()), 5)
+    assert 2 <= watches <= 8
+    watches = 0
+    run(story(lambda api: jobs.ended(api, jobs.ClusterJob("n", "j"))), 5)
+    assert 1 <= watches <= 3
+
+
+OLD: dict[str, Any] = {
     "metadata": {
         "name": "w-0",
         "uid": "old",
@@ -132,7 +217,7 @@ OLD = {
     "spec": {"restartPolicy": "Never", "containers": [{"name": "main"}]},
     "status": {"phase": "Running"},
 }
-NEW = {**OLD, "metadata": {"name": "w-0", "uid": "new", "creationTimestamp": "2024-01-01T00:00:09Z"}}
+NEW: dict[str, Any] = {**OLD, "metadata": {"name": "w-0", "uid": "new", "creationTimestamp": "2024-01-01T00:00:09Z"}}
 
 
 def with_an_old_pod(watches: Iterator[web.Response]) -> Answer:

@@ -28,6 +28,7 @@ from tests.cluster.kubernetes_stage import (
     IMAGE,
     MANIFESTS,
     PULL,
+    WHERE,
     grant,
     kubectl,
     kubectl_soon,
@@ -74,7 +75,7 @@ def in_pods(shared: Path, *more: str, **env: str) -> list[str]:
 
 def submit(namespace: str, job: str, *flags: str) -> str:
     """`elasticdl train`; what it printed."""
-    command = [sys.executable, "-m", "elasticdl", "train", f"--job_name={job}", f"--namespace={namespace}"]
+    command = [sys.executable, "-m", "elasticdl", "train", f"--job_name={job}", f"--namespace={namespace}", *WHERE]
     done = subprocess.run(
         [*command, *flags], cwd=ROOT, capture_output=True, text=True, timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.cli.launched import MODELS, ROOT, environment, write_ids
-from tests.cluster.kubernetes_stage import CONTEXT, kubectl, own_namespace
+from tests.cluster.kubernetes_stage import WHERE, kubectl, own_namespace
 from tests.kubernetes.cluster_jobs import KINDS, allow_jobs, in_pods, require_this_machine
 
 pytestmark = pytest.mark.kubernetes
@@ -42,9 +42,8 @@ def data(shared: Path) -> Path:
 
 def elasticdl(*words: str, code: int | None = 0, timeout: float = 120) -> str:
     """What a command printed, of both kinds."""
-    context = [f"--context={CONTEXT}"] if CONTEXT and words[0] != "train" else []
     done = subprocess.run(
-        [sys.executable, "-m", "elasticdl", *words, *context],
+        [sys.executable, "-m", "elasticdl", *words, *WHERE],
         cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout,
     )  # fmt: skip
     assert code is None or done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"

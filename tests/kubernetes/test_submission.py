@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,21 +22,24 @@ import yaml
 
 from elasticdl.cli.main import main
 from elasticdl.cli.submit import secrets_of
-from elasticdl.cluster.kubernetes import credentials
+from elasticdl.cluster.kubernetes import credentials, objects, submission
 from elasticdl.cluster.kubernetes.api import KubernetesApi
 from elasticdl.cluster.kubernetes.keeper import Keeper
 from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.cluster.kubernetes.preflight import preflight
-from elasticdl.cluster.kubernetes.submission import submit
+from elasticdl.cluster.kubernetes.submission import conclude, submit
+from elasticdl.cluster.protocol import Exit
 from elasticdl.errors import Refused, UsageError
 from elasticdl.job import names
 from elasticdl.job.resolve import resolve
 from elasticdl.job.spec import JobSpec
+from elasticdl.master import in_cluster
 from tests.cluster.kubernetes_stage import (
     CONTEXT,
     IMAGE,
     MANIFESTS,
     PULL,
+    WHERE,
     as_account,
     grant,
     kubectl,
@@ -272,16 +277,103 @@ def test_a_job_that_kubectl_made_is_removed_with_all_its_objects(namespace: str,
     assert main(["train", *words, f"--namespace={namespace}", f"--yaml={place}"]) == 0
     kubectl("apply", "-f", place, namespace=namespace)
     assert there(namespace) == ALL
-    assert main(["stop", "j", "--now", f"--namespace={namespace}"]) == 0
+    assert main(["stop", "j", "--now", f"--namespace={namespace}", *WHERE]) == 0
     assert there(namespace) == []
+
+
+def test_a_finished_job_that_kubectl_made_is_in_nobodys_way(namespace: str, make: Make, tmp_path: Path) -> None:
+    spec, place = make(), str(tmp_path / "job.yaml")
+    given = ("job_name", "image_name", "image_pull_policy", "model_def", "training_data", "cluster_spec")
+    words = [f"--{name}={getattr(spec, name)}" for name in given]
+    assert main(["train", *words, f"--namespace={namespace}", f"--yaml={place}"]) == 0
+    kubectl("apply", "-f", place, namespace=namespace)
+    before = json.loads(kubectl("get", "secret", "elasticdl-j", "-o", "json", namespace=namespace))
+    # What is left when its keeper has done its work; the pods are out of the way for a quicker test.
+    kubectl("delete", "configmap", "elasticdl-j", namespace=namespace)
+    kubectl("delete", "pods", "--all", "--force", "--grace-period=0", namespace=namespace)
+
+    async def story() -> None:
+        async with reach() as api:
+            await submitted(api, spec)
+
+    run(story(), 30)
+    assert there(namespace) == ALL
+    after = json.loads(kubectl("get", "secret", "elasticdl-j", "-o", "json", namespace=namespace))
+    assert after["data"] != before["data"] and after["metadata"]["ownerReferences"]
+
+
+def test_the_name_of_a_job_that_is_over_is_used_again_as_soon_as_it_is_removed(
+    namespace: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with reach() as api:
+            spec = make(ENDS)
+            uid = await submitted(api, spec)
+            note = json.dumps({"outcome": "succeeded", "reason": ""})
+            kubectl("annotate", "pod", MASTER, f"{names.ANNOTATION_RESULT}={note}", namespace=namespace)
+            assert await preflight(api, spec, secrets_of(spec)) == [], "it is over, whatever a kubelet says"
+            monkeypatch.setattr(submission, "OVER_SECONDS", 0.5)
+            with pytest.raises(UsageError) as refused:  # nobody removes it: its keeper is a shell
+                await submitted(api, spec)
+            (problem,) = refused.value.problems
+            assert problem.remedy == f"Remove what is left of it: elasticdl stop j --now --namespace={namespace}."
+            monkeypatch.setattr(submission, "OVER_SECONDS", 60.0)
+            said: list[str] = []
+            again = asyncio.create_task(submitted(api, spec, said))
+            await asyncio.sleep(1)
+            assert not again.done()
+            await conclude(api, namespace, "j", await asyncio.to_thread(master, namespace), uid)
+            assert await again != uid
+            assert said == ["An earlier job j succeeded; its master's pod, which held its log, is removed."]
+        assert await asyncio.to_thread(there, namespace) == ALL
+
+    run(story(), 180)
+
+
+def test_a_master_clears_its_job_away_although_no_keeper_is_there(namespace: str, make: Make) -> None:
+    async def story() -> None:
+        spec = make(ENDS)
+        async with reach() as api:
+            uid = await submitted(api, spec)
+        kubectl("delete", "pod", "elasticdl-j-keeper", "--force", "--grace-period=0", namespace=namespace)
+        await until(lambda: phase(namespace) == "Running")
+        pod = await asyncio.to_thread(master, namespace)
+        async with reach(names.SERVICE_ACCOUNT, namespace) as api:
+            place = in_cluster.Place(spec, api, objects.owner("j", uid), pod)
+            assert await in_cluster._tell(place, {"outcome": "succeeded", "reason": "", "status": {}})
+            await in_cluster._clear_away(place)
+        await until(lambda: there(namespace) == [f"Pod/{MASTER}"])
+        assert phase(namespace) == "Running", "it goes on to its own end"
+        kubectl("exec", MASTER, "--", "touch", "/tmp/end", namespace=namespace)
+        await until(lambda: phase(namespace) == "Succeeded")
+
+    run(story(), 180)
+
+
+def test_a_master_whose_pod_was_replaced_says_nothing_on_the_next_one(namespace: str, make: Make) -> None:
+    async def story() -> None:
+        spec = make()
+        async with reach() as api:
+            uid = await submitted(api, spec)
+        pod = await asyncio.to_thread(master, namespace)
+        late = {**pod, "metadata": {**pod["metadata"], "uid": str(uuid.uuid4())}}
+        async with reach(names.SERVICE_ACCOUNT, namespace) as api:
+            place = in_cluster.Place(spec, api, objects.owner("j", uid), late)
+            assert not await in_cluster._tell(place, {"outcome": "succeeded", "reason": "", "status": {}})
+            await Keeper(api, namespace, "j")._give_up(late, Exit(1, None, oom=False, reason="exit code 1"))
+        after = await asyncio.to_thread(master, namespace)
+        assert names.ANNOTATION_RESULT not in after["metadata"].get("annotations", {})
+
+    run(story())
 
 
 def test_a_submission_that_is_interrupted_at_any_moment_leaves_nothing(namespace: str, make: Make) -> None:
     async def story() -> None:
         async with reach() as api:
             spec, whole = make(), False
+            given = secrets_of(spec)  # which takes longer than the rest
             for milliseconds in (1, 3, 5, 8, 12, 20, 40, 80, 160, 320, 10_000):
-                submitting = asyncio.create_task(submitted(api, spec))
+                submitting = asyncio.create_task(submit(api, spec, given))
                 await asyncio.wait({submitting}, timeout=milliseconds / 1000)
                 if whole := not submitting.cancel():
                     break
@@ -402,14 +494,22 @@ def test_a_job_with_a_result_leaves_its_masters_pod_with_exit_status_and_log(nam
     run(story(), 280)
 
 
-def test_a_keeper_that_is_sent_away_together_with_its_master_brings_that_back_first(namespace: str, make: Make) -> None:
+def test_a_keeper_that_is_sent_away_together_with_its_master_brings_that_back_first(
+    namespace: str, make: Make, tmp_path: Path
+) -> None:
+    env = dict(os.environ)
+
     async def story() -> None:
         async with reach() as api:
             await submitted(api, make())
         await until(lambda: phase(namespace) == "Running")
         uid = (await asyncio.to_thread(master, namespace))["metadata"]["uid"]
         words = ("-m", "elasticdl.cluster.kubernetes.keeper", "j", namespace)
-        keeper = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
+        if CONTEXT is not None:  # a keeper knows no contexts: give it a kubeconfig whose current one it is
+            text = kubectl("config", "view", "--raw", "--flatten", "--minify")
+            (tmp_path / "config").write_text(text)
+            env["KUBECONFIG"] = str(tmp_path / "config")
+        keeper = await asyncio.create_subprocess_exec(sys.executable, *words, env=env, stderr=asyncio.subprocess.PIPE)
         assert keeper.stderr is not None
         try:
             await asyncio.sleep(3)

@@ -1,12 +1,18 @@
-"""What a master in a pod puts on it at the end."""
+"""A master in a pod: what it needs when it returns, whom it makes again, and what it puts on its pod at the end."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import fcntl
 import json
+import time
 from pathlib import Path
 
 import pytest
 
+from elasticdl.cluster.memory import MemoryCluster
+from elasticdl.cluster.protocol import Exit, ReplicaRequest
 from elasticdl.errors import UsageError
 from elasticdl.job.names import JobPaths
 from elasticdl.job.spec import JobSpec
@@ -35,3 +41,52 @@ def test_a_place_that_cannot_be_written_to_is_named_with_the_remedy(tmp_path: Pa
     (problem,) = refused.value.problems
     assert problem.where == "--state_dir" and "cannot be kept in" in problem.what
     assert "or name another place on one with --state_dir" in problem.remedy
+
+
+def test_a_master_that_returns_waits_for_its_checkpoints_and_does_not_share_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_cluster, "CLAIM_SECONDS", 0.3)
+    paths = JobPaths(tmp_path, "default-1")
+    paths.root.mkdir()
+    spec = JobSpec.model_validate({"job_name": "j", "checkpoint_dir": str(tmp_path / "checkpoints")})
+    paths.datasets.write_text("{}")
+    paths.job_file.write_text(spec.to_json())
+    (tmp_path / "checkpoints").mkdir()
+    with (tmp_path / "checkpoints" / ".job").open("a+") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with contextlib.ExitStack() as held, pytest.raises(UsageError, match="another job that runs keeps its"):
+            asyncio.run(in_cluster._ready(spec, paths, held))
+        monkeypatch.setattr(in_cluster, "CLAIM_SECONDS", 10.0)
+
+        async def story() -> JobSpec:
+            asyncio.get_running_loop().call_later(0.2, fcntl.flock, other, fcntl.LOCK_UN)
+            with contextlib.ExitStack() as held:
+                return await in_cluster._ready(spec, paths, held)
+
+        assert asyncio.run(story()) == spec
+
+
+class TurnedAway(MemoryCluster):
+    """A cluster whose node turns every keeper away."""
+
+    launched: list[float]
+
+    async def launch(self, request: ReplicaRequest) -> None:
+        await super().launch(request)
+        self.launched.append(time.monotonic())
+        self.exit(request.name, Exit(None, None, oom=False, reason="turned away by the node"))
+
+
+def test_a_keeper_that_is_turned_away_is_made_again_more_and_more_slowly() -> None:
+    cluster = TurnedAway()
+    cluster.launched = []
+
+    async def story() -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(in_cluster._replace_keepers(cluster, "keeper"), 1.3)
+
+    asyncio.run(story())
+    first, second, third, *_ = cluster.launched
+    assert second - first < 0.4 and third - second > 0.4
+    assert len(cluster.launched) <= 4

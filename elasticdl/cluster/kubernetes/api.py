@@ -20,6 +20,7 @@ JSON = "application/json"
 
 # Answers of a server that is starting, overloaded or changing its leader.
 PASSING = frozenset({429, 500, 502, 503, 504})
+SHORT_WATCH_SECONDS = 1.0  # no server is asked to end one sooner: whoever watches again pauses first
 _ENTER_SECONDS = 20.0  # a pod: its node starts a process there
 _PAUSES = (0.1, 5.0)  # the first and the longest between two attempts
 
@@ -31,15 +32,20 @@ class ApiRefused(Refused):
         self.code, self.reason = code, reason
         super().__init__(f"Kubernetes refused: {message}")
 
+    @property
+    def missed(self) -> bool:
+        """Whether the object that was meant, by its uid, is gone or has changed; older servers answer a patch so."""
+        return self.code in (404, 409) or (self.code == 422 and "metadata.uid" in str(self))
+
 
 class Pauses:
     """Growing pauses between attempts, each shortened by chance so that clients do not come back all at once."""
 
-    def __init__(self) -> None:
-        self._next = _PAUSES[0]
+    def __init__(self, first: float = _PAUSES[0], longest: float = _PAUSES[1]) -> None:
+        self._next, self._longest = first, longest
 
     def next(self) -> float:
-        pause, self._next = self._next, min(2 * self._next, _PAUSES[1])
+        pause, self._next = self._next, min(2 * self._next, self._longest)
         return pause * random.uniform(0.5, 1.0)
 
 
@@ -66,7 +72,7 @@ class KubernetesApi:
 
     async def call(self, method: str, path: str, **how: Unpack[Asking]) -> Object:
         """The object that the server answers with."""
-        answer: Object = json.loads(await self.text(method, path, **how))
+        answer: Object = self._parsed(await self.text(method, path, **how))
         return answer
 
     async def text(self, method: str, path: str, **how: Unpack[Asking]) -> str:
@@ -112,14 +118,9 @@ class KubernetesApi:
             # A connection that died in silence would be waited for without end. Whoever watches must not wait for
             # anything else between two changes, since the deadline would end that instead.
             async with asyncio.timeout(seconds + self._attempt_seconds):
-                response = await self._send("GET", path, headers, None, asked)
-                async with response:
-                    if response.status == 401:
-                        await self._renew()
-                    if response.status >= 400:
-                        raise _refusal(response.status, await response.text(errors="replace"))
-                    async for line in _lines(response.content):
-                        event = json.loads(line)
+                async with await self._send("GET", path, headers, None, asked) as response:
+                    async for line in self._lines_of(response):
+                        event = self._parsed(line)
                         if event["type"] == "ERROR":
                             status = event["object"]
                             raise ApiRefused(status.get("code", 0), status.get("reason", ""), status.get("message", ""))
@@ -136,11 +137,7 @@ class KubernetesApi:
             async with asyncio.timeout(self._attempt_seconds):
                 response = await self._send("GET", path, headers, None, params)
             async with response:
-                if response.status == 401:
-                    await self._renew()
-                if response.status >= 400:
-                    raise _refusal(response.status, await response.text(errors="replace"))
-                async for line in _lines(response.content):
+                async for line in self._lines_of(response):
                     yield line.decode(errors="replace")
         except TimeoutError:
             raise Unreachable(f"no answer from {self.credentials.server}") from None
@@ -173,6 +170,23 @@ class KubernetesApi:
             raise Unreachable(f"no answer from {self.credentials.server}") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"the connection to {self.credentials.server} broke: {_words(error)}") from error
+
+    async def _lines_of(self, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+        """The lines of an answer, as they come; raises `ApiRefused` where it is a refusal."""
+        if response.status == 401:
+            await self._renew()
+        if response.status >= 400:
+            raise _refusal(response.status, await response.text(errors="replace"))
+        async for line in _lines(response.content):
+            yield line
+
+    def _parsed(self, text: str | bytes) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError as error:  # of something in between, such as a proxy's login page
+            shown = text if isinstance(text, str) else text.decode(errors="replace")
+            what = f"{self.credentials.server} answered with something that is no JSON: {shown.strip()[:80]}"
+            raise Unreachable(what) from error
 
     async def close(self) -> None:
         self._closed = True
@@ -234,6 +248,8 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
         for line in lines:
             if line.strip():
                 yield line
+    if rest.strip():  # the end of a log need not be the end of a line
+        yield rest
 
 
 def _refusal(code: int, text: str) -> ApiRefused:

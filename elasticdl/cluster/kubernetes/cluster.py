@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 from elasticdl.cluster.board import Board
-from elasticdl.cluster.kubernetes.api import PASSING, ApiRefused, KubernetesApi, Pauses
+from elasticdl.cluster.kubernetes.api import PASSING, SHORT_WATCH_SECONDS, ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.ledger import Ledger
 from elasticdl.cluster.kubernetes.reading import (
     EVENT_REASONS,
@@ -31,7 +31,6 @@ LEAST_GRACE_SECONDS = 2  # a kubelet gives no less
 LOG_LINES, LOG_BYTES = 20, 64 * 1024
 INVESTIGATION_SECONDS = 2.0  # for the log and the events of a pod that ended
 KILL_OVERDUE_SECONDS = 5.0
-SHORT_WATCH_SECONDS = 1.0  # no server is asked to end one sooner
 # Of a watch: it may go better with renewed credentials, and from the version of a new list.
 _TRIED_AGAIN = PASSING | {401, 410}
 
@@ -71,7 +70,7 @@ class KubernetesCluster:
         self._overdue: dict[str, asyncio.TimerHandle] = {}  # by uid
         self._following: asyncio.Task[None] | None = None
         self._synced = asyncio.Event()
-        self._failure: WireError | None = None
+        self._failure: BaseException | None = None
         self._closed = False
         self._errands: set[asyncio.Task[None]] = set()
 
@@ -163,7 +162,8 @@ class KubernetesCluster:
                 if loop.time() - began >= SHORT_WATCH_SECONDS:
                     continue
             except ApiRefused as refusal:
-                if refusal.code not in _TRIED_AGAIN:
+                # Rights that we had may be on their way back: those of a role that is applied anew, say.
+                if refusal.code not in _TRIED_AGAIN and not (refusal.code == 403 and self._synced.is_set()):
                     raise
                 trouble = str(refusal)
             except WireError as error:
@@ -175,15 +175,11 @@ class KubernetesCluster:
             await asyncio.sleep(pauses.next())
 
     def _followed(self, task: asyncio.Task[None]) -> None:
-        """Whatever ended the following, our own mistake too: who waits for events hears of it."""
+        """Whatever ended the following: who waits for events hears of it. Our own mistake stays one: a master that said
+        it could not reach the cluster would be started again and again."""
         if task.cancelled():
             return  # by `close`
-        error = task.exception()
-        if isinstance(error, WireError):
-            self._failure = error
-        else:
-            self._failure = Unreachable(f"no news of the pods: {error!r}")
-            self._failure.__cause__ = error
+        self._failure = task.exception()
         self._board.close()
         self._synced.set()
 
@@ -254,7 +250,7 @@ class KubernetesCluster:
                     self._take(answer)
                 return
             except ApiRefused as refusal:
-                if refusal.code not in (404, 409):
+                if not refusal.missed:
                     raise
             await asyncio.sleep(pauses.next())  # it changed, went or was replaced since we looked: look again
 
@@ -344,7 +340,7 @@ def _unless_gone() -> Iterator[None]:
     try:
         yield
     except ApiRefused as refusal:
-        if refusal.code not in (404, 409):
+        if not refusal.missed:
             raise
 
 

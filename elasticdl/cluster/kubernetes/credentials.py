@@ -13,13 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib import request
 from urllib.parse import urlsplit
-
-# Documented nowhere and in no stub, but what urllib and requests ask: NO_PROXY as everybody reads it.
-from urllib.request import (
-    getproxies_environment,
-    proxy_bypass_environment,  # type: ignore[attr-defined]
-)
 
 import yaml
 
@@ -40,14 +35,16 @@ class Credentials:
     cluster: Mapping[str, Any] = field(default_factory=dict)  # as in a kubeconfig, with absolute paths
     # Tokens, passwords and keys: not for logs.
     user: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    outside: bool = True  # of the cluster: a proxy of the environment may lie between
     _token: str | None = field(default=None, repr=False)
     _certificate: tuple[str, str] | None = field(default=None, repr=False)  # PEM texts from a plugin
 
     @property
     def proxy(self) -> str | None:
-        """Of the kubeconfig, or else of the environment, as kubectl has it."""
-        found: str | None = self.cluster.get("proxy-url") or _proxy_of_environment(self.server)
-        return found
+        """Of the kubeconfig, or else of the environment, as kubectl has it. A pod asks its own cluster directly: what
+        the environment names there is for the job, as in --envs=HTTPS_PROXY=…"""
+        found: str | None = self.cluster.get("proxy-url")
+        return found or (_proxy_of_environment(self.server) if self.outside else None)
 
     @property
     def server_name(self) -> str | None:
@@ -150,7 +147,8 @@ def in_cluster(env: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> Crede
     host, port = env["KUBERNETES_SERVICE_HOST"], env.get("KUBERNETES_SERVICE_PORT", "443")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     cluster, user = {"certificate-authority": str(account / "ca.crt")}, {"tokenFile": str(account / "token")}
-    return Credentials(server, (account / "namespace").read_text().strip(), "in-cluster", cluster, user)
+    namespace = (account / "namespace").read_text().strip()
+    return Credentials(server, namespace, "in-cluster", cluster, user, outside=False)
 
 
 def from_files(paths: list[Path], context: str | None = None) -> Credentials:
@@ -210,8 +208,9 @@ def _pem(item: Mapping[str, Any], name: str) -> str | None:
 def _proxy_of_environment(server: str) -> str | None:
     """What HTTPS_PROXY says, unless NO_PROXY names the server: by its name, a domain, or a range of addresses."""
     parts = urlsplit(server)
-    proxies, host = getproxies_environment(), parts.hostname or ""
-    if host == "localhost" or proxy_bypass_environment(parts.netloc, proxies):
+    proxies, host = request.getproxies_environment(), parts.hostname or ""
+    by_name = request.proxy_bypass_environment(parts.netloc, proxies)  # type: ignore[attr-defined]  # in no stub
+    if host == "localhost" or by_name:
         return None
     spared = ["127.0.0.0/8", "::1", *proxies.get("no", "").split(",")]
     return None if any(_covers(entry.strip(), host) for entry in spared) else proxies.get(parts.scheme)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Object, Pauses
+from elasticdl.cluster.kubernetes.api import SHORT_WATCH_SECONDS, ApiRefused, KubernetesApi, Object, Pauses
 from elasticdl.cluster.kubernetes.reading import Pod, exit_of, phase_of
 from elasticdl.cluster.kubernetes.submission import folder
 from elasticdl.cluster.kubernetes.troubles import Event, Trouble, by_pod, grouped, trouble_of
@@ -242,12 +242,15 @@ async def _next_change(api: KubernetesApi, job: ClusterJob) -> None:
     pod = names.replica_name(job.name, names.MASTER)
     params = {"fieldSelector": f"metadata.name={pod}"}
     known = "" if job.master is None else str(job.master["metadata"]["resourceVersion"])
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     with contextlib.suppress(WireError):
         watch = api.watch(f"{_home(job.namespace)}/pods", params, seconds=_WATCH_SECONDS)
         async with contextlib.aclosing(watch) as changes:
             async for kind, seen in changes:  # begins with the pod as it is
                 if kind != "BOOKMARK" and str(seen["metadata"]["resourceVersion"]) != known:
                     return
+        if loop.time() - began >= SHORT_WATCH_SECONDS:
             return
     await asyncio.sleep(1.0)  # between two attempts to watch
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticdl.cluster.kubernetes import credentials
-from elasticdl.cluster.kubernetes.api import PASSING, ApiRefused, KubernetesApi, Pauses
+from elasticdl.cluster.kubernetes.api import PASSING, SHORT_WATCH_SECONDS, ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.cluster.kubernetes.objects import Object, owned, owner
 from elasticdl.cluster.kubernetes.reading import Pod, exit_of, leaving, main_container, phase_of
-from elasticdl.cluster.kubernetes.submission import MERGE, find, folder, remove_config
+from elasticdl.cluster.kubernetes.submission import MERGE, conclude, find, folder
 from elasticdl.cluster.protocol import Exit, ReplicaPhase
 from elasticdl.errors import ElasticDLError, Unreachable
 from elasticdl.job import loglines, names
@@ -29,7 +29,8 @@ from elasticdl.job import loglines, names
 log = logging.getLogger(__name__)
 
 BACKOFF_SECONDS = (1.0, 2.0, 4.0)  # before the master is made again after a crash
-LONG_SECONDS = 600.0  # a master that lived so long has no part in the crashes before it
+LONG_SECONDS = 600.0  # a master that ran so long has no part in the crashes before it
+LOST_SECONDS = (1.0, 60.0)  # the first and the longest pause before one that was lost soon after the one before it
 RELIST_SECONDS = 60.0
 LEAVING_SECONDS = 1.0  # between two looks at the Lease, while a master leaves
 OVERDUE_SECONDS = 20.0  # beyond its grace: its node is lost, and nobody else removes it
@@ -48,6 +49,7 @@ class Keeper:
     job: str
     crashes: int = 0  # of masters; each pod carries how many came before it
     standing: asyncio.Event = field(default_factory=asyncio.Event)  # whether there is a master that stays, or starts
+    losses: Pauses | None = None  # since one that ran for a while; none after the first
 
     @property
     def master(self) -> str:
@@ -80,14 +82,16 @@ class Keeper:
                 if not await self._ended(pod, uid):
                     return
                 continue
-            patience = RELIST_SECONDS
+            patience, began = RELIST_SECONDS, time.monotonic()
             if leaving(pod):
                 patience = LEAVING_SECONDS
                 if await self._done_with(pod, uid):
                     await self._remove(pod)
             try:
-                await self._wait(pod, version, patience)
-                pauses = Pauses()
+                if await self._wait(pod, version, patience) or time.monotonic() - began >= SHORT_WATCH_SECONDS:
+                    pauses = Pauses()
+                else:
+                    await asyncio.sleep(pauses.next())
             except ApiRefused as refusal:
                 if refusal.code not in _TRIED_AGAIN:
                     raise
@@ -110,8 +114,8 @@ class Keeper:
         else:
             self.standing.set()
 
-    async def _wait(self, pod: Pod, version: str, seconds: float) -> None:
-        """Until something decisive happened to the master's pod, or for so long."""
+    async def _wait(self, pod: Pod, version: str, seconds: float) -> bool:
+        """Until something decisive happened to the master's pod, or for so long: whether it did."""
         params = {"fieldSelector": f"metadata.name={self.master}", "resourceVersion": version}
         async with contextlib.aclosing(self.api.watch(self._pods, params, seconds=seconds)) as changes:
             async for kind, seen in changes:
@@ -119,7 +123,8 @@ class Keeper:
                     continue
                 self._judge(None if kind == "DELETED" else seen)
                 if kind == "DELETED" or phase_of(seen) is ReplicaPhase.GONE or leaving(seen) != leaving(pod):
-                    return
+                    return True
+        return False
 
     async def _done_with(self, pod: Pod, uid: str) -> bool:
         """Whether a pod that is being deleted need not be waited for: its master gave the Lease back, or its node is
@@ -156,9 +161,12 @@ class Keeper:
         for line in end.last_lines:
             log.info("master: %s", line)
         if end.from_outside:
-            await self.tell(pod, "MasterLost", f"The master was {end.reason}; starting it again.")
+            pause = self._after_loss(pod)
+            when = f" in {pause:.0f} s" if pause >= 1 else ""
+            await self.tell(pod, "MasterLost", f"The master was {end.reason}; starting it again{when}.")
+            await asyncio.sleep(pause)
         else:
-            self.crashes = 1 if _age(pod) > LONG_SECONDS else self.crashes + 1
+            self.crashes = 1 if _ran_seconds(pod) > LONG_SECONDS else self.crashes + 1
             if self.crashes > len(BACKOFF_SECONDS):
                 await self._give_up(pod, end)
                 await self._finish(pod, uid)
@@ -170,6 +178,13 @@ class Keeper:
         await self._remove(pod)
         return await self._make(uid)
 
+    def _after_loss(self, pod: Pod) -> float:
+        """How long to wait: not at all, unless a node turns masters away, or they end, one after the other."""
+        if self.losses is None or _ran_seconds(pod) > LOST_SECONDS[1]:
+            self.losses = Pauses(*LOST_SECONDS)
+            return 0.0
+        return self.losses.next()
+
     async def _release(self, pod: Pod, uid: str) -> None:
         """Give back the job's Lease for a master that cannot any more: its container has ended, so nobody holds it."""
         await self._lease(pod, uid).release()
@@ -180,20 +195,19 @@ class Keeper:
     async def _give_up(self, pod: Pod, end: Exit) -> None:
         reason = "\n".join([f"the master failed {self.crashes} times: {end.reason}", *end.last_lines])
         result = {"outcome": "failed", "reason": reason, "exit_code": 1, "status": {}}
-        body = {"metadata": {"annotations": {names.ANNOTATION_RESULT: json.dumps(result)}}}
-        await self.api.call("PATCH", f"{self._pods}/{self.master}", body=body, content_type=MERGE)
-        await self.tell(pod, "JobFailed", f"The master failed {self.crashes} times: {end.reason}.")
-
-    async def _finish(self, pod: Pod, uid: str) -> None:
-        """Leave nothing but the master's pod, with its log and its result."""
-        body = {"metadata": {"uid": pod["metadata"]["uid"], "ownerReferences": None}}
+        note = {names.ANNOTATION_RESULT: json.dumps(result)}
+        body = {"metadata": {"uid": pod["metadata"]["uid"], "annotations": note}}
         try:
             await self.api.call("PATCH", f"{self._pods}/{self.master}", body=body, content_type=MERGE)
         except ApiRefused as refusal:
-            if refusal.code not in (404, 409):  # somebody removed it: then nothing stays
+            if not refusal.missed:  # somebody removed it: nothing is left that could bear the result
                 raise
+        await self.tell(pod, "JobFailed", f"The master failed {self.crashes} times: {end.reason}.")
+
+    async def _finish(self, pod: Pod, uid: str) -> None:
+        """What the master did itself, unless it was lost as soon as it had said how the job ended."""
         log.info("The job %s is over; its objects are removed.", self.job)
-        await remove_config(self.api, self.namespace, names.config_name(self.job), uid)
+        await conclude(self.api, self.namespace, self.job, pod, uid)
 
     async def _remove(self, pod: Pod) -> None:
         """At once: it has ended, or its node is lost. Its name is free then."""
@@ -206,7 +220,7 @@ class Keeper:
         try:
             await self.api.call("DELETE", f"{self._pods}/{self.master}", body=body)
         except ApiRefused as refusal:
-            if refusal.code not in (404, 409):
+            if not refusal.missed:
                 raise
 
     async def _last_lines(self, pod: Pod) -> list[str]:
@@ -251,8 +265,14 @@ def _overdue(pod: Pod) -> bool:
     return time.time() > due + OVERDUE_SECONDS
 
 
-def _age(pod: Pod) -> float:
-    return time.time() - datetime.datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
+def _ran_seconds(pod: Pod) -> float:
+    """How long its container ran; not how long its pod waited for room or an image."""
+    for status in pod.get("status", {}).get("containerStatuses", []):
+        ended = status.get("state", {}).get("terminated") or {}
+        if status["name"] == main_container(pod) and ended.get("startedAt") and ended.get("finishedAt"):
+            began, end = (datetime.datetime.fromisoformat(ended[key]) for key in ("startedAt", "finishedAt"))
+            return (end - began).total_seconds()
+    return 0.0
 
 
 async def keep(job: str, namespace: str) -> None:

@@ -83,7 +83,10 @@ class Lease:
                 async with asyncio.timeout(max(0.1, left)):
                     await self._renew()
                 renewed = asked
-            except (Unreachable, TimeoutError) as error:
+            except (Unreachable, TimeoutError, ApiRefused) as error:
+                # A token that was just replaced, rights that are being applied anew: it says nothing about the lease.
+                if isinstance(error, ApiRefused) and error.code not in (401, 403):
+                    raise
                 if loop.time() - renewed >= self._give_up_seconds:
                     what = f"the lease of {self._name} could not be renewed for {loop.time() - renewed:.0f} s"
                     raise Unreachable(f"{what}: {error or 'no answer'}") from error

@@ -15,7 +15,7 @@ from elasticdl.cluster.kubernetes.objects import Object, job_objects, owned, own
 from elasticdl.cluster.kubernetes.pods import GRACE_SECONDS
 from elasticdl.cluster.kubernetes.reading import Pod, leaving, phase_of
 from elasticdl.cluster.protocol import ReplicaPhase
-from elasticdl.errors import Problem, Unreachable, UsageError
+from elasticdl.errors import JobFailed, Problem, Unreachable, UsageError
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 
@@ -30,6 +30,7 @@ PLACES = {
 }
 WITHDRAW_SECONDS, REMOVE_SECONDS = 10.0, 300.0  # while somebody waits, and while nobody does
 ROOM_SECONDS = 60.0  # for what an earlier job left to go
+OVER_SECONDS = 90.0  # for the keeper of one that is over, once a kubelet says that its master has ended
 LATE_SECONDS = 15.0  # for a kubelet to say that a pod is gone
 MERGE = "application/merge-patch+json"
 
@@ -67,6 +68,8 @@ async def submit(
     objects = job_objects(spec, secrets)
     if master_exists:
         master = await api.call("GET", f"{folder('Pod', namespace)}/{objects.master['metadata']['name']}")
+        if _told(master):  # its container was started again: there is nothing to do
+            raise JobFailed(f"the job {job} is over: it {_outcome(master)}")
         for known in master["metadata"].get("ownerReferences", []):
             if known["name"] == names.config_name(job):
                 return str(known["uid"])
@@ -125,6 +128,7 @@ async def _make(api: KubernetesApi, thing: Object, mark: str) -> Object:
             job, namespace = str(meta["labels"][names.LABEL_JOB]), str(meta["namespace"])
             if thing["kind"] == "ConfigMap":
                 raise UsageError([in_use(job, namespace)]) from refusal
+            await _remove_ownerless(api, there)
             if loop.time() > deadline:
                 what = f"the {thing['kind']} {meta['name']} of an earlier job is still there"
                 remedy = f"Remove it: kubectl delete -n {namespace} {thing['kind'].lower()} {meta['name']}."
@@ -140,6 +144,19 @@ async def _look(api: KubernetesApi, thing: Object) -> Object | None:
         if refusal.code == 403:
             return None
         raise
+
+
+async def _remove_ownerless(api: KubernetesApi, there: Object | None) -> None:
+    """What `kubectl apply` made of `--yaml` belongs to nobody and goes with nothing. Its job is over: this one has the
+    name's ConfigMap."""
+    if there is None or there["kind"] == "Pod" or there["metadata"].get("ownerReferences") or leaving(there):
+        return
+    meta = there["metadata"]
+    if meta.get("labels", {}).get(names.LABEL_APP) != names.APP:  # somebody else's, for whatever reason
+        return
+    path = f"{folder(there['kind'], meta['namespace'])}/{meta['name']}"
+    with contextlib.suppress(ApiRefused):  # who may not is told what is in the way
+        await api.call("DELETE", path, body=_deletion(meta["uid"]))
 
 
 async def _make_if_allowed(api: KubernetesApi, thing: Object, mark: str, tell: Callable[[str], None]) -> None:
@@ -171,8 +188,20 @@ async def remove_config(
         path = f"{folder('ConfigMap', namespace)}/{name}"
         await api.call("DELETE", path, body=body, deadline_seconds=deadline_seconds)
     except ApiRefused as refusal:
-        if refusal.code not in (404, 409):  # 409: another one of this name
+        if not refusal.missed:
             raise
+
+
+async def conclude(api: KubernetesApi, namespace: str, job: str, master: Pod, uid: str) -> None:
+    """Leave nothing of a job that is over but its master's pod, with its log and its result."""
+    meta = master["metadata"]
+    body = {"metadata": {"uid": meta["uid"], "ownerReferences": None}}
+    try:
+        await api.call("PATCH", f"{folder('Pod', namespace)}/{meta['name']}", body=body, content_type=MERGE)
+    except ApiRefused as refusal:
+        if not refusal.missed:  # somebody removed it: then nothing stays
+            raise
+    await remove_config(api, namespace, names.config_name(job), uid)
 
 
 # Room for a job whose name was used before.
@@ -184,6 +213,7 @@ async def make_room(api: KubernetesApi, spec: JobSpec, tell: Callable[[str], Non
     problem = await name_taken(api, spec)
     if problem is not None:
         raise UsageError([problem])
+    await _wait_for_config(api, namespace, job)
     pods = await _pods(api, namespace, job)
     for pod in pods["items"]:
         if pod["metadata"]["labels"].get(names.LABEL_TYPE) == names.MASTER:
@@ -204,9 +234,12 @@ async def name_taken(api: KubernetesApi, spec: JobSpec) -> Problem | None:
     if config is not None and leaving(config):
         remedy = f"Wait until kubectl get -n {namespace} configmap {names.config_name(job)} finds nothing."
         return Problem("--job_name", job, "an earlier job of this name is still being removed", remedy)
+    pods = (await _pods(api, namespace, job))["items"]
+    if any(_told(pod) for pod in pods):
+        return None  # it is over; a kubelet may take a minute to say so, and the keeper to remove it
     if config is not None:
         return in_use(job, namespace)
-    for pod in (await _pods(api, namespace, job))["items"]:
+    for pod in pods:
         # Such as the old client makes: it has no ConfigMap yet.
         alive = phase_of(pod) is not ReplicaPhase.GONE and not leaving(pod)
         if alive and not pod["metadata"].get("ownerReferences"):
@@ -217,9 +250,25 @@ async def name_taken(api: KubernetesApi, spec: JobSpec) -> Problem | None:
 
 
 def in_use(job: str, namespace: str) -> Problem:
-    where = "" if namespace == "default" else f" --namespace={namespace}"
-    remedy = f"Choose another name, or stop that one: elasticdl stop {job}{where}."
+    remedy = f"Choose another name, or stop that one: elasticdl stop {job} --namespace={namespace}."
     return Problem("--job_name", job, f"a job of this name is in namespace {namespace} already", remedy)
+
+
+async def _wait_for_config(api: KubernetesApi, namespace: str, job: str) -> None:
+    """Until the ConfigMap of a job that is over is gone: its keeper removes it, if its master did not come to it."""
+    loop, pauses = asyncio.get_running_loop(), Pauses()
+    deadline = loop.time() + OVER_SECONDS
+    while await find(api, "ConfigMap", namespace, names.config_name(job)) is not None:
+        if loop.time() >= deadline:
+            what = f"an earlier job of this name is over, and was not removed within {OVER_SECONDS:g} s"
+            remedy = f"Remove what is left of it: elasticdl stop {job} --now --namespace={namespace}."
+            raise UsageError([Problem("--job_name", job, what, remedy)])
+        await asyncio.sleep(pauses.next())  # a watch would need another permission
+
+
+def _told(pod: Pod) -> bool:
+    """Whether it says how its job ended."""
+    return names.ANNOTATION_RESULT in pod["metadata"].get("annotations", {})
 
 
 def _outcome(master: Pod) -> str:
@@ -240,7 +289,7 @@ async def _delete(api: KubernetesApi, namespace: str, pod: Pod, *, at_once: bool
     try:
         await api.call("DELETE", f"{folder('Pod', namespace)}/{meta['name']}", body=body)
     except ApiRefused as refusal:
-        if refusal.code not in (404, 409):
+        if not refusal.missed:
             raise
 
 

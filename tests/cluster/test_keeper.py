@@ -1,0 +1,53 @@
+"""What the keeper reads from the pods of masters that ended, and how long it waits before the next one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticdl.cluster.kubernetes import keeper
+from elasticdl.cluster.kubernetes.api import KubernetesApi
+from elasticdl.cluster.kubernetes.credentials import Credentials
+
+
+def master(seconds: int | None = None, code: int = 143) -> dict[str, Any]:
+    """A master's pod that was made long ago and whose container ran for so long; for None there was no container."""
+    pod: dict[str, Any] = {
+        "metadata": {"name": "elasticdl-j-master", "uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"containers": [{"name": "main"}]},
+        "status": {"phase": "Failed", "reason": "OutOfcpu"},
+    }
+    if seconds is not None:
+        ran = {
+            "startedAt": "2026-01-01T12:00:00Z",
+            "finishedAt": f"2026-01-01T12:{seconds // 60:02}:{seconds % 60:02}Z",
+        }
+        pod["status"] = {
+            "phase": "Failed",
+            "containerStatuses": [{"name": "main", "state": {"terminated": {"exitCode": code, **ran}}}],
+        }
+    return pod
+
+
+@pytest.fixture
+def kept() -> keeper.Keeper:
+    return keeper.Keeper(KubernetesApi(Credentials("https://nowhere.example")), "n", "j")
+
+
+def test_a_master_counts_as_having_run_since_its_container_started() -> None:
+    assert keeper._ran_seconds(master(90)) == 90.0, "not since its pod was made, which waited for half a day"
+    assert keeper._ran_seconds(master(None)) == 0.0
+
+
+def test_masters_that_are_lost_one_after_the_other_are_made_again_more_and_more_slowly(kept: keeper.Keeper) -> None:
+    assert kept._after_loss(master(5)) == 0.0, "the first at once"
+    pauses = [kept._after_loss(master(seconds)) for seconds in (None, None, 0, 3, None, None, None, None)]
+    assert all(least / 2 <= pause <= least for least, pause in zip((1, 2, 4, 8, 16, 32, 60, 60), pauses, strict=True))
+
+
+def test_a_master_that_ran_for_a_while_is_made_again_at_once(kept: keeper.Keeper) -> None:
+    for seconds in (5, None, None):
+        kept._after_loss(master(seconds))
+    assert kept._after_loss(master(61)) == 0.0
+    assert kept._after_loss(master(5)) <= 1.0
