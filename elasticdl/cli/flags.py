@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from elasticdl.errors import Problem
+from elasticdl.errors import Problem, UsageError
 from elasticdl.job.invalid import nearest
 from elasticdl.job.knob import COMMANDS, Command, Knob
-from elasticdl.job.resolve import Resolved, resolve
+from elasticdl.job.resolve import NAMESPACE, Resolved, resolve
 from elasticdl.job.spec import JobSpec, knobs, read_values, spellings
 from elasticdl.job.yaml_file import read_yaml
 
@@ -60,7 +60,22 @@ def read_request(words: Sequence[str], command: str = "train") -> Request:
     spec, problems, refused = _spec(reading)
     dry_run = reading.options.get("dry_run")
     form: Literal["yaml", "json"] | None = "json" if dry_run == "json" else "yaml" if dry_run else None
-    return Request(resolve(spec, problems, refused), form, reading.options.get("context"))
+    context = reading.options.get("context")
+
+    def namespace() -> str:
+        return _namespace(context, prefer_file=spec.force_use_kube_config_file)
+
+    return Request(resolve(spec, problems, refused, namespace=namespace), form, context)
+
+
+def _namespace(context: str | None, *, prefer_file: bool) -> str:
+    """The one that kubectl would use, and with it `elasticdl list` and the others."""
+    from elasticdl.cluster.kubernetes import credentials
+
+    try:
+        return credentials.find(context, prefer_file=prefer_file).namespace
+    except UsageError:  # whoever submits is told so then; --yaml and --dry_run need no cluster
+        return NAMESPACE
 
 
 def read_spec(words: Sequence[str], command: str = "train") -> tuple[JobSpec, list[Problem]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath, PurePosixPath
 from typing import Any
@@ -22,6 +22,7 @@ PLACES = (
     "output", "checkpoint_dir", "checkpoint_dir_for_init",
 )  # fmt: skip
 CLUSTER_GRACE_SECONDS = 300.0  # for a master whose pod may have to wait for room
+NAMESPACE = "default"  # what Kubernetes itself calls the namespace of whoever names none
 NOT_BUILT = {"evaluate": "evaluating a saved model", "predict": "prediction"}
 
 
@@ -50,11 +51,13 @@ def resolve(
     *,
     env: Mapping[str, str] | None = None,
     unique: str | None = None,
+    namespace: Callable[[], str] = lambda: NAMESPACE,
 ) -> Resolved:
     """Fill in what the user left open.
 
     `problems` were found while reading; knobs in `refused` have one and hold their default, so that checks that look at
-    them are left out. `unique` ends a made-up job name. Resolving a resolved job changes nothing.
+    them are left out. `unique` ends a made-up job name. `namespace` is where a job on Kubernetes goes that names none.
+    Resolving a resolved job changes nothing.
     """
     found = [*problems, *(problem for seen, problem in findings(spec) if not set(seen) & set(refused))]
     values: dict[str, Any] = {}
@@ -71,6 +74,10 @@ def resolve(
         values["state_dir"] = str(state_dir)
     else:
         values |= _requests_and_limits(spec)
+        if spec.namespace is None:
+            values["namespace"] = namespace()
+            if values["namespace"] != NAMESPACE:
+                decisions.append(f"The job goes to namespace {values['namespace']}, as what kubectl makes does.")
         found += _in_a_cluster(spec, values, decisions, warnings)
     if spec.job_name is None:
         model = values.get("model_def", spec.model_def) or "job"

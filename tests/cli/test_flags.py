@@ -214,3 +214,27 @@ def test_a_dry_run_with_problems_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert "--num_workers=0: below 1" in capsys.readouterr().err
     assert main(["train", "--dry_run=toml", *JOB]) == 2
     assert "--dry_run=toml: not one of yaml, json" in capsys.readouterr().err
+
+
+def test_a_job_goes_to_the_namespace_that_kubectl_would_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*words: str) -> tuple[str | None, bool]:
+        resolved = read_request([*JOB, "--image_name=elasticdl:mnist", *words]).resolved
+        return resolved.spec.namespace, any("goes to namespace" in line for line in resolved.decisions)
+
+    clusters = [{"name": "c", "cluster": {"server": "https://here:6443"}}]
+    contexts = [
+        {"name": "plain", "context": {"cluster": "c"}},
+        {"name": "team", "context": {"cluster": "c", "namespace": "ads"}},
+    ]
+    config = {"clusters": clusters, "contexts": contexts, "current-context": "plain"}
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    assert found() == ("default", False)
+    assert found("--context=team") == ("ads", True)
+    assert found("--context=team", "--namespace=mine") == ("mine", False)
+    (tmp_path / "config").write_text(yaml.safe_dump({**config, "current-context": "team"}))
+    assert found() == ("ads", True)
+    assert found("--namespace=default") == ("default", False)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert found() == ("default", False), "whoever submits is told that there is no cluster"
+    assert read_request(JOB).resolved.spec.namespace is None, "processes belong to none"

@@ -193,7 +193,7 @@ def test_the_set_of_flags_is_frozen() -> None:
 
 def test_every_flag_of_the_old_client_is_known_with_its_default() -> None:
     # Where the design chose better, the default differs.
-    ours = {"job_name", "use_async", "sync_version_tolerance", "model_zoo", "extra_pypi_index"}
+    ours = {"job_name", "namespace", "use_async", "sync_version_tolerance", "model_zoo", "extra_pypi_index"}
     for line in (HERE / "old_flags.txt").read_text().splitlines():
         name, _, default = line.partition(" ")
         assert name in knobs(), name

@@ -43,7 +43,13 @@ class ClusterPart(Part):
         "Whether Kubernetes restarted the containers of workers by itself, in older versions.",
         gone="the master replaces lost and crashed workers itself, and counts crashes: --relaunch_on_worker_failure",
     )
-    namespace: DnsLabel = knob("default", "The Kubernetes namespace of the job.", metavar="NAME", local=NO_CLUSTER)
+    namespace: DnsLabel = knob(
+        None,
+        "The Kubernetes namespace of the job; by default the one that kubectl would use: the context's, inside a pod "
+        "the pod's, else default.",
+        metavar="NAME",
+        local=NO_CLUSTER,
+    )
     volume: Volumes = knob(
         (),
         "Volumes mounted into every pod: host_path=,mount_path=[,type=][,sub_path=] or "
