@@ -120,7 +120,7 @@ async def play(args: argparse.Namespace, rounds: Sequence[Sequence[str]]) -> dic
     makespan = over - began
     return {
         "makespan seconds": round(makespan, 1),
-        "jobs' ends": {job: round(at - began, 1) for job, (at, _) in heard.ended.items()},
+        "jobs' ends": {job: round(heard.ended[job][0] - began, 1) for jobs in rounds for job in jobs},
         "utilisation": round(sum(to - at for _, at, to in spans) / (PLACES * makespan), 3),
         "most workers at once": max(count for _, count in running(spans)),
         "spans": spans,

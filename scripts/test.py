@@ -52,13 +52,13 @@ LEVELS = (
     Level("data", 25, (_on_both_cores("tests/data"),)),
     Level("wire", 80, (_on_both_cores("tests/wire", "tests/ps", "tests/master", "tests/worker", "tests/modes"),)),
     Level("cluster", 30, (_pytest("tests/cluster"),)),
-    Level("frameworks", 115, (_on_both_cores("tests/frameworks"),)),
+    Level("frameworks", 80, (_on_both_cores("tests/frameworks"),)),
     Level("collective", 60, (_on_both_cores("tests/collective", "tests/api"),)),
     Level("docs", 10, (_pytest("tests/docs"),)),
-    Level("cli", 120, (_on_both_cores("tests/cli"),)),
+    Level("cli", 110, (_on_both_cores("tests/cli"),)),
     Level("processes", 250, (_pytest("tests/processes"),)),
     Level("seeds", 60, (_pytest("tests/seeds"),)),
-    Level("zoo", 105, (_pytest("tests/zoo"),)),
+    Level("zoo", 75, (_on_both_cores("tests/zoo"),)),
 )
 
 

@@ -58,5 +58,18 @@ else
   exit 2
 fi
 
-[ $# -gt 0 ] || set -- tests/cluster tests/cli tests/kubernetes tests/seeds
-ELASTICDL_K8S=1 ELASTICDL_K8S_CONTEXT="$context" "$python" -m pytest -q -m "kubernetes or docker" "$@"
+export ELASTICDL_K8S=1 ELASTICDL_K8S_CONTEXT="$context"
+if [ $# -gt 0 ]; then
+  "$python" -m pytest -q -m "kubernetes or docker" "$@"
+  exit
+fi
+# Those whose pods only wait for orders, two files at a time; then whole jobs, which need the node's room for themselves.
+waiting=(tests/cluster tests/cli tests/seeds tests/kubernetes/test_submission.py tests/kubernetes/test_lease.py)
+jobs=()
+for file in tests/kubernetes/test_*.py; do
+  [[ " ${waiting[*]} " == *" $file "* ]] || jobs+=("$file")
+done
+code=0
+"$python" -m pytest -q -m "kubernetes or docker" -n 2 --dist loadfile "${waiting[@]}" || code=$?
+"$python" -m pytest -q -m "kubernetes or docker" "${jobs[@]}" || code=$?
+exit $code
