@@ -18,12 +18,13 @@ from pathlib import Path
 from elasticdl.cluster.exits import Circumstances, OutOfMemoryKills, classify
 from elasticdl.cluster.logs import open_log
 from elasticdl.cluster.protocol import Exit, ReplicaRequest
-from elasticdl.cluster.watch import all_ended, group_members, on_exit
+from elasticdl.cluster.watch import all_ended, catches, group_members, on_exit
 
 log = logging.getLogger(__name__)
 
 _SHIM = Path(__file__).with_name("exec_shim.py")
 _GROUP_END_SECONDS = 5.0  # SIGKILL takes milliseconds, unless a process hangs in the kernel
+_STACK_SECONDS = 0.3  # to say where it hangs
 _THREAD_COUNTS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -84,7 +85,8 @@ class Process:
         on_exit(self.pid, self._leader_ended)
 
     def stop(self, grace_seconds: float) -> None:
-        """SIGTERM to the process (its children are its own affair), SIGKILL to the group after the grace."""
+        """SIGTERM to the process (its children are its own affair), SIGKILL to the group after the grace, and a moment
+        in which it may say where it hangs."""
         if self._ending is not None:
             return
         if grace_seconds <= 0:
@@ -98,7 +100,16 @@ class Process:
         else:
             self._stop_timer.cancel()
         because = f"it did not end within {grace_seconds:g} s of SIGTERM"
-        self._stop_timer = loop.call_later(grace_seconds, self.kill, because)
+        self._stop_timer = loop.call_later(grace_seconds, self._hangs, because)
+
+    def _hangs(self, because: str) -> None:
+        """Have it write its stacks to its log, where it knows how, before it is killed."""
+        if self._ending is not None or not catches(self.pid, signal.SIGUSR1):  # which would end it otherwise
+            self.kill(because)
+            return
+        os.kill(self.pid, signal.SIGUSR1)
+        os.kill(self.pid, signal.SIGCONT)  # who was stopped does nothing else
+        self._stop_timer = asyncio.get_running_loop().call_later(_STACK_SECONDS, self.kill, because)
 
     def kill(self, because: str) -> None:
         if self._ending is None:

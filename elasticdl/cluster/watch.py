@@ -94,6 +94,16 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+def catches(pid: int, signum: int) -> bool:
+    """Whether a process has a handler for this signal, as far as /proc tells; False where there is no /proc."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (signum - 1) & 1)
+
+
 def group_members(group: int) -> list[int]:
     """The processes of a group that still run, as far as /proc tells; empty where there is no /proc."""
     members = []

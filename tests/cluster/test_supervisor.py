@@ -225,6 +225,39 @@ def test_a_crash_in_native_code_leaves_a_stack_in_the_log(run: Run, tmp_path: Pa
     run(story())
 
 
+HANGS = """
+import ctypes, faulthandler, os, signal
+faulthandler.register(signal.SIGUSR1, all_threads=True)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def where_it_hangs():
+    open({ready!r}, "w").write("ready\\n")
+    while True:
+        {hang}
+where_it_hangs()
+"""
+LOCKED = "ctypes.PyDLL(None).sleep(600)"  # holds the interpreter's lock: no other thread can speak
+
+
+@pytest.mark.parametrize("hang", ["os.kill(os.getpid(), signal.SIGSTOP)", LOCKED, "signal.pause()"])
+def test_a_replica_that_hangs_leaves_its_stack_in_the_log_before_it_is_killed(
+    run: Run, tmp_path: Path, hang: str
+) -> None:
+    async def story() -> None:
+        async with Supervisor(tmp_path / "logs") as supervisor:
+            stage = ProcessStage(tmp_path, lambda: supervisor)
+            stage.request("w-0")  # makes its pipes
+            await supervisor.launch(python("w-0", HANGS.format(hang=hang, ready=f"{tmp_path}/w-0.ready")))
+            await stage.ready("w-0")
+            await supervisor.stop("w-0", 0.1)
+            exit = await supervisor.wait("w-0")
+            stage.close()
+            assert exit.reason == "killed by SIGKILL: it did not end within 0.1 s of SIGTERM"
+            assert any("most recent call first" in line for line in exit.last_lines)
+            assert any("in where_it_hangs" in line for line in exit.last_lines)
+
+    run(story())
+
+
 def test_shutdown_ends_the_willing_and_the_stubborn_and_leaves_nothing(run: Run, tmp_path: Path) -> None:
     async def story() -> None:
         socket = tmp_path / "run" / "launcher.sock"
