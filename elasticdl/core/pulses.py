@@ -85,6 +85,10 @@ class Pulses:
             return self.limit_seconds
         return float("inf") if phase in ("exchange", "wait") else self.hang_seconds
 
+    def limit_of_the_silent(self, phase: str) -> float:
+        """For one that others wait for, and that was last heard of in this phase."""
+        return self.limit_seconds if phase in (*LEARNT, "exchange", "wait") else self.hang_seconds
+
     def deadline(self, members: Iterable[str]) -> float | None:
         """When somebody may turn out to be hung."""
         beats = [self.beats[n] for n in members if n in self.beats]

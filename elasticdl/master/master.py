@@ -203,9 +203,14 @@ class Master:
                 request = self.actions.request(role, index, memory_factor)
                 self._announce(f"starting {request.name}: {reason}")
                 self._errands.put_nowait(partial(self._launch, request))
-            case c.StopReplica(name, reason):
+            case c.StopReplica(name, reason, grace_seconds):
                 self._announce(f"stopping {name}: {reason}")
-                self._errands.put_nowait(partial(self._stop, effect))
+                self._errands.put_nowait(partial(self._stop, name, grace_seconds))
+                # Whoever cannot be reached to be killed must at least not believe that it still belongs to the job.
+                loop, cut_seconds = asyncio.get_running_loop(), grace_seconds + CUT_SECONDS
+                loop.call_later(cut_seconds, self.streams.cutter(name))
+                if self.hands is not None:
+                    loop.call_later(cut_seconds, self.hands.sent_away, name, reason)
             case c.IdentifyRecord(shard, position):
                 record, name = self.actions.identify(int(shard.split("/")[1]), position)
                 self._inbox.put_nowait(e.RecordIdentified(shard, position, record, name))
@@ -257,13 +262,8 @@ class Master:
             cause = TURNED_AWAY if OVER_QUOTA in refusal else CRASHED
             self._inbox.put_nowait(e.ReplicaGone(request.name, "", cause, refusal))
 
-    async def _stop(self, stop: c.StopReplica) -> None:
-        await self._ask_cluster(self.cluster.stop(stop.name, stop.grace_seconds))
-        # Whoever cannot be reached to be killed must at least not believe that it still belongs to the job.
-        loop, cut_seconds = asyncio.get_running_loop(), stop.grace_seconds + CUT_SECONDS
-        loop.call_later(cut_seconds, self.streams.cutter(stop.name))
-        if self.hands is not None:
-            loop.call_later(cut_seconds, self.hands.sent_away, stop.name, stop.reason)
+    async def _stop(self, name: str, grace_seconds: float) -> None:
+        await self._ask_cluster(self.cluster.stop(name, grace_seconds))
 
     async def _ask_cluster(self, call: Coroutine[Any, Any, None]) -> str:
         """Why the cluster will never do it; empty when it does.

@@ -64,10 +64,32 @@ class Relay:
 
     def hung(self, now: float) -> list[e.Event]:
         """Members that stand still, also when looked at a second time."""
-        found = self.pulses.hung(self._watched(), now)
+        found = [*self.pulses.hung(self._watched(), now), *self._missed(now)]
         self._doubted = {name: self._doubted.get(name, now) for name, *_ in found}
         hung = [e.WorkerHung(*one) for one in found if now - self._doubted[one[0]] >= AGAIN_SECONDS]
         return [*hung, *self._stuck(now)]
+
+    def _missed(self, now: float) -> list[tuple[str, str, float]]:
+        """Like `Pulses.hung`, of the one member whose stream broke, as that of a process that stands still does."""
+        name, at = self._missed_at()
+        if at is None or now < at:
+            return []
+        beat = self.pulses.beats[name]
+        why = f"silent for {now - beat.heard:.1f} s, and the others wait for it in the exchange of step {beat.step}"
+        return [(name, why, beat.heard)]
+
+    def _missed_at(self) -> tuple[str, float | None]:
+        """Who is out of touch, and when it counts as hung. While others exchange with it, it is merely out of touch."""
+        m, beats = self._job.membership, self.pulses.beats
+        watched = self._watched()
+        out = [name for name in m.members if name not in watched]
+        waiting = all(
+            n in beats and (beats[n].phase, beats[n].generation) == ("exchange", m.generation) for n in watched
+        )
+        if not m.training or not watched or not waiting or len(out) != 1 or out[0] not in beats:
+            return "", None
+        since = max(beats[out[0]].heard, *(beats[n].since for n in watched))
+        return out[0], since + self.pulses.limit_of_the_silent(beats[out[0]].phase)
 
     def _stuck(self, now: float) -> list[e.Event]:
         """That no member of the world gets out of the exchange, also when looked at a second time."""
@@ -93,11 +115,12 @@ class Relay:
         return self.pulses.stuck_at(watched, m.generation, len(watched) == len(m.members))
 
     def deadline(self) -> float | None:
-        watched = self._watched()
-        times = [self._doubted[n] + AGAIN_SECONDS for n in watched if n in self._doubted]
+        watched, (missed, missed_at) = self._watched(), self._missed_at()
+        times = [self._doubted[n] + AGAIN_SECONDS for n in [*watched, missed] if n in self._doubted]
+        missed_at = None if missed in self._doubted else missed_at
         stuck = self._stuck_at() if self._stuck_since is None else self._stuck_since + AGAIN_SECONDS
         first = self.pulses.deadline([n for n in watched if n not in self._doubted])
-        return min([*times, *(t for t in (first, stuck) if t is not None)], default=None)
+        return min([*times, *(t for t in (first, stuck, missed_at) if t is not None)], default=None)
 
     def _watched(self) -> list[str]:
         m = self._job.membership

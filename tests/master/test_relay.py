@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from elasticdl.core import commands as c
 from elasticdl.core import events as e
+from elasticdl.core.allreduce_job import STACK_SECONDS
 from elasticdl.core.pulses import EXCHANGE_SECONDS, FLOOR_SECONDS
 from elasticdl.master.relay import AGAIN_SECONDS, Relay
 from elasticdl.wire import control_pb2 as pb
-from tests.core.allreduce_play import Play, W
+from tests.core.allreduce_play import Play, W, of
 
 
 def training() -> Relay:
@@ -67,3 +69,36 @@ def test_a_world_whose_exchange_ended_while_the_master_stood_still_is_not_broken
     for worker in W[:2]:
         pulse(relay, worker, 40.1, phase="exchange")
     assert relay.hung(40 + AGAIN_SECONDS) == [] and relay.hung(41) == []
+
+
+def test_who_lost_its_stream_is_hung_when_everybody_else_waits_for_it_and_not_while_they_go_on() -> None:
+    """A process that stands still answers no ping: whether its stream breaks before it is missed is chance."""
+    play = Play()
+    play.trains(W[0], W[1])
+    relay = Relay(play.job, lambda name, message: None)
+    pulse(relay, W[1], 10)
+    play.hear(e.ReplicaDropped(W[1], f"inc-{W[1]}"))
+    for now in (10, 20, 30):
+        pulse(relay, W[0], now, seconds=0.1, phase="compute")
+        assert relay.hung(now) == [], "it may be cut off from the master only"
+    pulse(relay, W[0], 31, phase="exchange")
+    first = 31 + FLOOR_SECONDS
+    assert relay.hung(first - 0.1) == []
+    pulse(relay, W[0], first - 0.1, seconds=FLOOR_SECONDS - 0.1, phase="exchange")
+    assert relay.deadline() == first and relay.hung(first) == [] and relay.deadline() == first + AGAIN_SECONDS
+    (hung,) = relay.hung(first + AGAIN_SECONDS)
+    why = "silent for 26.5 s, and the others wait for it in the exchange of step 7"
+    assert hung == e.WorkerHung(W[1], why, 10)
+    out = play.hear(hung)
+    assert [p.members for p in of(c.ProposeWorld, out)] == [(W[0],)]
+    assert [(s.name, s.grace_seconds) for s in of(c.StopReplica, out)] == [(W[1], STACK_SECONDS)]
+
+
+def test_who_was_busy_with_what_may_take_long_when_its_stream_broke_is_given_the_time() -> None:
+    play = Play()
+    play.trains(W[0], W[1])
+    relay = Relay(play.job, lambda name, message: None)
+    pulse(relay, W[1], 10, phase="evaluate")
+    play.hear(e.ReplicaDropped(W[1], f"inc-{W[1]}"))
+    pulse(relay, W[0], 60, seconds=50, phase="exchange")
+    assert relay.hung(60) == relay.hung(60 + AGAIN_SECONDS) == []
