@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -133,6 +134,17 @@ class ClusterJob:
 
     async def delete(self, short: str, *flags: str) -> None:
         await kubectl_soon("delete", "pod", self.full(short), "--wait=false", *flags, namespace=self.namespace)
+
+    async def evict(self, short: str) -> None:
+        """As `kubectl drain` does it."""
+        version = await self.api.call("GET", "/version")
+        new = (int(version["major"]), int(re.sub(r"\D", "", version["minor"]))) >= (1, 22)
+        body = {
+            "apiVersion": "policy/v1" if new else "policy/v1beta1",
+            "kind": "Eviction",
+            "metadata": {"name": self.full(short), "namespace": self.namespace},
+        }
+        await self.api.call("POST", f"/api/v1/namespaces/{self.namespace}/pods/{self.full(short)}/eviction", body=body)
 
     async def execute(self, short: str, *command: str) -> str:
         return await kubectl_soon("exec", self.full(short), "-c", "main", "--", *command, namespace=self.namespace)

@@ -1,4 +1,4 @@
-"""Pods of a job are deleted and killed on a real cluster: who comes back, and what becomes of the job."""
+"""Pods of a job are deleted, evicted and killed on a real cluster: who comes back, and what becomes of the job."""
 
 from __future__ import annotations
 
@@ -43,6 +43,29 @@ def test_a_deleted_worker_is_followed_by_the_next_number_and_a_deleted_server_by
             status = await proven(job, shared)
             assert status["incidents"]["deleted"] == 2
             assert status["rollbacks"] == 1
+
+    run(story(), SECONDS)
+
+
+def test_a_drained_server_master_and_keeper_come_back_and_every_record_is_trained_once(
+    run: Run, jobs_namespace: str, shared: Path
+) -> None:
+    async def story() -> None:
+        async with submitted(jobs_namespace, "drained", *witness(shared, "drained", seconds=3.0)) as job:
+            await job.until(lambda s: sum(bool(r.leases) for r in s.replicas) == 2)
+            before = job.uids("master", "keeper", "ps-0", "ps-1", "worker-0", "worker-1")
+            for short in ("ps-0", "master", "keeper"):  # at once, as whoever drains a node does
+                await job.evict(short)
+            for short in ("master", "keeper", "ps-0"):
+                await job.pod_seen(short, is_another(before, short))
+            after = await job.until(lambda s: s.master_starts == 2 and s.timeline == 2 and s.phase == "training")
+            # Before 1.26 Kubernetes does not tell an eviction from a deletion.
+            assert dict(after.incidents) in ({"evicted": 1}, {"deleted": 1})
+            rest = ("ps-1", "worker-0", "worker-1")
+            assert job.uids(*rest) == {short: before[short] for short in rest}
+            status = await proven(job, shared)
+            assert status["master_starts"] == 2
+            assert await job.cleared() == ["pod/elasticdl-drained-master"]
 
     run(story(), SECONDS)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,18 +55,6 @@ async def equal(job: ClusterJob, shared: Path, description: allreduce.Descriptio
     return status
 
 
-async def evict(job: ClusterJob, short: str) -> None:
-    """As `kubectl drain` does it."""
-    version = await job.api.call("GET", "/version")
-    new = (int(version["major"]), int(re.sub(r"\D", "", version["minor"]))) >= (1, 22)
-    body = {
-        "apiVersion": "policy/v1" if new else "policy/v1beta1",
-        "kind": "Eviction",
-        "metadata": {"name": job.full(short), "namespace": job.namespace},
-    }
-    await job.api.call("POST", f"/api/v1/namespaces/{job.namespace}/pods/{job.full(short)}/eviction", body=body)
-
-
 def test_an_evicted_worker_leaves_at_the_end_of_a_step_and_nothing_is_lost(
     run: Run, jobs_namespace: str, shared: Path
 ) -> None:
@@ -76,7 +63,7 @@ def test_an_evicted_worker_leaves_at_the_end_of_a_step_and_nothing_is_lost(
         async with submitted(jobs_namespace, "evicted", *flags) as job:
             await job.until(lambda s: allreduce.together(s, 2) and s.version >= 3)
             survivor = job.uids("worker-1")
-            await evict(job, "worker-0")
+            await job.evict("worker-0")
             await job.until(lambda s: list(s.world) == [job.full("worker-1")])
             await job.until(lambda s: set(s.world) == {job.full("worker-1"), job.full("worker-2")})
             assert "broke" not in job.log("worker-1"), "a leave at the end of a step breaks nothing"

@@ -10,8 +10,9 @@ from tests.kubernetes.cluster_jobs import ROOT, ClusterJob, in_pods
 from tests.processes import harness
 
 
-def witness(shared: Path, name: str, workers: int = 2) -> list[str]:
-    """The model that proves that every record was trained exactly once; slow until the file NAME-slow is gone."""
+def witness(shared: Path, name: str, workers: int = 2, seconds: float = 0.5) -> list[str]:
+    """The model that proves that every record was trained exactly once; a batch takes so long until the file NAME-slow
+    is gone."""
     (shared / f"{name}-slow").touch()
     data = harness.write_ids(shared / "ids", 400)
     return [
@@ -19,7 +20,7 @@ def witness(shared: Path, name: str, workers: int = 2) -> list[str]:
         "--num_epochs=2", "--minibatch_size=8", "--num_minibatches_per_task=4", "--num_ps_pods=2",
         f"--num_workers={workers}", "--aux_params=num_servers=2", f"--output={shared / name}-model",
         "--checkpoint_seconds=3",
-        *in_pods(shared, PEBBLE_SECONDS="0.5", PEBBLE_SLOW=str(shared / f"{name}-slow")),
+        *in_pods(shared, PEBBLE_SECONDS=str(seconds), PEBBLE_SLOW=str(shared / f"{name}-slow")),
     ]  # fmt: skip
 
 
