@@ -1,9 +1,10 @@
-"""Named fault points: places where a test may kill this very process.
+"""Named fault points: places where a test may kill this very process, or stop it.
 
 `ELASTICDL_FAULTS="worker.after_ack@elasticdl-j-worker-0:3"` kills the replica of that name with SIGKILL the third time
-it passes the point; `*` stands for any replica; several entries are separated by commas. Each hit is first
-written to the file named by `ELASTICDL_FAULT_LOG`, so that a test can count which points were really hit; an entry
-that stands there already does not fire again, so that a replica that comes back under its name lives on.
+it passes the point, `…:3=STOP` stops it with SIGSTOP; `*` stands for any replica; several entries are separated by
+commas. Each hit is first written to the file named by `ELASTICDL_FAULT_LOG`, so that a test can count which points were
+really hit; an entry that stands there already does not fire again, so that a replica that comes back under its name
+lives on.
 """
 
 from __future__ import annotations
@@ -42,16 +43,18 @@ WORLD_POINTS = (
 
 class _Plan:
     def __init__(self, text: str, replica: str) -> None:
-        self.at: dict[str, tuple[int, str]] = {}  # point -> the pass at which to die, and the entry that says so
+        # point -> the pass at which to die, how, and the entry that says so
+        self.at: dict[str, tuple[int, signal.Signals, str]] = {}
         self.seen: Counter[str] = Counter()
         for entry in filter(None, text.split(",")):
             point, _, rest = entry.partition("@")
-            name, _, count = rest.partition(":")
+            name, _, when = rest.partition(":")
+            count, _, how = when.partition("=")
             if point not in POINTS + WORLD_POINTS:
                 known = ", ".join(POINTS + WORLD_POINTS)
                 raise ValueError(f"ELASTICDL_FAULTS: no fault point {point!r}; there are {known}")
             if name in ("*", replica):
-                self.at[point] = (int(count or 1), entry)
+                self.at[point] = (int(count or 1), signal.Signals[f"SIG{how or 'KILL'}"], entry)
 
 
 _plan: _Plan | None = None
@@ -68,7 +71,7 @@ def point(name: str) -> None:
     """Die here if the plan says so."""
     if _plan is None or name not in _plan.at:
         return
-    count, entry = _plan.at[name]
+    count, how, entry = _plan.at[name]
     _plan.seen[name] += 1
     if _plan.seen[name] != count:
         return
@@ -82,4 +85,4 @@ def point(name: str) -> None:
             f.write(entry + "\n")
             f.flush()
             os.fsync(f.fileno())
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), how)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.processes import allreduce, harness
-from tests.processes.allreduce import CONT, KILL, STOP, TERM, Description
+from tests.processes.allreduce import KILL, TERM, Description
 
 pytestmark = pytest.mark.processes
 
@@ -70,23 +68,6 @@ def test_while_the_master_is_away_steps_go_on(tmp_path: Path, data: Path, alone)
     assert after.generation == before.generation and allreduce.worker_pids(job) == pids
     status = allreduce.check(job, PLAIN, alone)
     assert int(status["generation"]) == int(before.generation), "nobody left, so no world changed"
-
-
-@pytest.mark.long
-def test_a_worker_that_is_stopped_is_replaced_and_fenced_off_when_it_comes_back(
-    tmp_path: Path, data: Path, alone
-) -> None:
-    job = allreduce.start(tmp_path, "hang", PLAIN, data, "--log_loss_steps=1", part_seconds=0.03)
-    first = job.wait_until(lambda s: s.version >= 8)
-    stopped = first.world[0]
-    process = job.replicas()[stopped]
-    assert job.kill(stopped, STOP)
-    went_on = job.wait_until(lambda s: stopped not in s.world and s.version > first.version)
-    with contextlib.suppress(psutil.NoSuchProcess):  # it may be gone for good already
-        process.send_signal(CONT)
-    assert went_on.generation > first.generation
-    status = allreduce.check(job, PLAIN, alone)
-    assert any("is hung" in text and stopped in text for text in allreduce.decisions(status))
 
 
 @pytest.mark.long

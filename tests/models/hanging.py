@@ -1,0 +1,34 @@
+"""The pebble, which hangs in the forward pass of the worker whose name stands in the file `HANG_FILE`.
+
+`HANG=spin` loops forever: the worker's other threads live. `HANG=lock` holds the interpreter's lock: none of them do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import torch
+from pebble import Pebble, eval_metrics_fn, feed, loss, optimizer  # noqa: F401
+
+from elasticdl.job.names import ENV_REPLICA
+
+FILE = Path(os.environ.get("HANG_FILE", "/nowhere"))
+
+
+def forever() -> None:
+    while True:
+        if os.environ["HANG"] == "lock":
+            ctypes.PyDLL(None).sleep(60)
+
+
+class Hanging(Pebble):
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if self.training and FILE.exists() and FILE.read_text() == os.environ[ENV_REPLICA]:
+            forever()
+        return super().forward(features)
+
+
+def custom_model(width: int = 32) -> torch.nn.Module:
+    return Hanging(width)

@@ -1,0 +1,125 @@
+"""Workers that hang: the others go on without them, somebody takes their place, and nothing they still do counts."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from elasticdl.core.pulses import FLOOR_SECONDS
+from tests.processes import allreduce
+from tests.processes.allreduce import CONT, STOP, Description
+from tests.processes.cuts import check_one_world_at_a_time
+
+pytestmark = [pytest.mark.processes, pytest.mark.long]
+
+PLAIN = Description(epochs=4, evaluation_steps=50)
+EVERY_STEP = "--log_loss_steps=1"
+EXIT_SECONDS = 20.0
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return allreduce.write_data(tmp_path_factory.mktemp("ids"))
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path):
+    return allreduce.train_alone(PLAIN, data)
+
+
+def hung_for(told: str, worker: str) -> float:
+    """How long the master had waited when it said that this worker is hung."""
+    found = re.search(rf"{worker} is hung: .*(?:silent for|lasts) ([\d.]+) s", told)
+    assert found, told
+    return float(found[1])
+
+
+def ends_by_itself(worker: psutil.Process) -> bool:
+    """Whether a process comes to its end in time, also when nobody takes note of that."""
+    fd = os.pidfd_open(worker.pid)
+    try:
+        return bool(select.select([fd], [], [], EXIT_SECONDS)[0])
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("how", ["spin", "lock"])
+def test_a_worker_that_hangs_in_the_model_is_named_with_its_stack_and_replaced(
+    how: str, tmp_path: Path, data: Path, alone
+) -> None:
+    """`spin`: its heartbeat goes on. `lock`: nothing of it does."""
+    file = tmp_path / "hangs"
+    job = allreduce.start(
+        tmp_path, "hangs", replace(PLAIN, model="hanging"), data, EVERY_STEP, part_seconds=0.03,
+        HANG=how, HANG_FILE=str(file),
+    )  # fmt: skip
+    first = job.wait_until(lambda s: s.version >= 8 and len(s.world) == 2)
+    hung, survivor = first.world
+    pids = allreduce.worker_pids(job)
+    file.write_text(hung)
+    without = job.wait_until(lambda s: hung not in s.world and s.version > first.version)
+    job.wait_until(lambda s: allreduce.together(s, 2) and s.version > without.version)
+    assert allreduce.worker_pids(job)[survivor] == pids[survivor] and hung not in allreduce.worker_pids(job)
+    status = allreduce.check(job, PLAIN, alone)
+    assert int(status.get("repeated_batches", 0)) == 0
+    told = allreduce.story_of(job, "elasticdl-hangs-master")
+    assert FLOOR_SECONDS <= hung_for(told, hung) < 60, "the limit is learnt from the steps, and not --hang_seconds"
+    stacks = allreduce.story_of(job, hung)
+    assert re.search(r"hanging.py\", line \d+ in forever", stacks), "every thread's, by the signal"
+    if how == "spin":
+        assert re.search(r"hung \(compute of step \d+ lasts .*stands here:", stacks)
+        assert re.search(rf"{hung} stands here:\n(.*\n)*?.*hanging.py\", line \d+, in forever", told)
+
+
+def test_a_worker_that_is_stopped_is_replaced_and_says_where_it_stood(tmp_path: Path, data: Path, alone) -> None:
+    job = allreduce.start(tmp_path, "hang", PLAIN, data, EVERY_STEP, part_seconds=0.03)
+    first = job.wait_until(lambda s: s.version >= 8 and len(s.world) == 2)
+    stopped = first.world[0]
+    assert job.kill(stopped, STOP)
+    went_on = job.wait_until(lambda s: stopped not in s.world and s.version > first.version)
+    assert went_on.generation > first.generation
+    job.wait_until(lambda s: allreduce.together(s, 2) and s.version > went_on.version)
+    assert stopped not in allreduce.worker_pids(job), "it was woken up, and then killed"
+    status = allreduce.check(job, PLAIN, alone)
+    assert any("is hung" in text and stopped in text for text in allreduce.decisions(status))
+    stacks = allreduce.story_of(job, stopped)
+    assert "Thread 0x" in stacks and "replicated.py" in stacks, "no stacks in its log"
+
+
+@pytest.mark.parametrize("where", ["anywhere", "inside the exchange"])
+def test_a_worker_that_goes_on_ten_steps_after_it_was_given_up_is_fenced_off_and_exits(
+    where: str, tmp_path: Path, data: Path, alone
+) -> None:
+    """The launcher, which would have killed it by then, stands still meanwhile: nobody but itself can end it."""
+    hits = tmp_path / "faults"
+    hits.touch()
+    stopped = "elasticdl-fence-worker-0"
+    fault = f"worker.in_exchange@{stopped}:20=STOP" if where == "inside the exchange" else ""
+    job = allreduce.start(
+        tmp_path, "fence", PLAIN, data, EVERY_STEP, part_seconds=0.03,
+        ELASTICDL_FAULTS=fault, ELASTICDL_FAULT_LOG=str(hits),
+    )  # fmt: skip
+    if fault:
+        first = job.wait_until(lambda s: hits.read_text().split() == [fault])
+    else:
+        first = job.wait_until(lambda s: s.version >= 8 and len(s.world) == 2)
+        assert job.kill(stopped, STOP)
+    worker = job.replicas()[stopped]
+    job.process.send_signal(STOP)
+    noticed = job.wait_until(lambda s: stopped not in s.world and s.generation > first.generation)
+    job.wait_until(lambda s: s.version >= noticed.version + 10)
+    assert worker.status() == psutil.STATUS_STOPPED, "it is still there"
+    worker.send_signal(CONT)
+    assert ends_by_itself(worker), job.story()
+    job.process.send_signal(CONT)
+    status = allreduce.check(job, PLAIN, alone)
+    check_one_world_at_a_time(job)
+    assert any("is hung" in text and stopped in text for text in allreduce.decisions(status))
+    assert int(status.get("repeated_batches", 0)) == 0
+    assert "another process took its place" in allreduce.story_of(job, stopped)
