@@ -59,18 +59,6 @@ def test_everybody_is_killed_and_the_master_too(tmp_path: Path, data: Path, alon
 
 
 @pytest.mark.long
-def test_while_the_master_is_away_steps_go_on(tmp_path: Path, data: Path, alone) -> None:
-    job = allreduce.start(tmp_path, "away", PLAIN, data, "--log_loss_steps=1", part_seconds=0.03)
-    before = job.wait_until(lambda s: s.version >= 3)
-    pids = allreduce.worker_pids(job)
-    assert job.kill("elasticdl-away-master", KILL)
-    after = job.wait_until(lambda s: s.master_starts == 2 and s.version > before.version)
-    assert after.generation == before.generation and allreduce.worker_pids(job) == pids
-    status = allreduce.check(job, PLAIN, alone)
-    assert int(status["generation"]) == int(before.generation), "nobody left, so no world changed"
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     "point",
     ["worker.building", "worker.copying", "worker.in_exchange", "worker.before_commit", "worker.after_commit"],
