@@ -58,9 +58,16 @@ def require_this_machine() -> None:
         pytest.skip("the pods of these tests run this tree, which only a node on this machine has")
 
 
-def allow_jobs(namespace: str) -> None:
-    """What an administrator does once for a namespace."""
-    objects = list(yaml.safe_load_all((MANIFESTS / "elasticdl-rbac.yaml").read_text()))
+def require_image(image: str) -> None:
+    """Skip where the engine has no such image; scripts/travis/build_images.sh makes those of this tree."""
+    if subprocess.run(["docker", "image", "inspect", image], capture_output=True).returncode:
+        pytest.skip(f"there is no image {image} on the engine")
+
+
+def allow_jobs(namespace: str, *, from_inside: bool = False) -> None:
+    """What an administrator does once for a namespace; `from_inside`: for pods of its that submit jobs, too."""
+    files = [MANIFESTS / "elasticdl-rbac.yaml", *([MANIFESTS / "examples/elasticdl-rbac.yaml"] if from_inside else [])]
+    objects = [thing for file in files for thing in yaml.safe_load_all(file.read_text())]
     grant(objects, namespace, names.SERVICE_ACCOUNT)
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from elasticdl.data.example import encode_example
 from elasticdl.data.recordio import RecordIOWriter
 from elasticdl.job import names
 from tests.cluster.kubernetes_stage import kubectl, kubectl_soon
-from tests.kubernetes.cluster_jobs import ROOT, SECONDS, ClusterJob, in_pods, submitted
+from tests.kubernetes.cluster_jobs import ROOT, SECONDS, ClusterJob, in_pods, require_image, submitted
 from tests.kubernetes.witnesses import proven, witness
 from tests.processes.harness import audit_witness, write_ids
 
@@ -144,8 +143,7 @@ def claim(jobs_namespace: str, tmp_path: Path) -> Iterator[tuple[str, Path]]:
 def test_a_job_of_an_image_trains_on_a_claim_without_being_root_anywhere(
     run: Run, jobs_namespace: str, claim: tuple[str, Path]
 ) -> None:
-    if subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode:
-        pytest.skip(f"there is no image {IMAGE} on the engine")
+    require_image(IMAGE)
     name, folder = claim
     write_ids(folder / "ids", 400)
     for model in ("witness.py", "pebble.py"):
@@ -153,8 +151,8 @@ def test_a_job_of_an_image_trains_on_a_claim_without_being_root_anywhere(
     (folder / "slow").touch()
     flags = [
         f"--image_name={IMAGE}", "--image_pull_policy=Never", f"--volume=claim_name={name},mount_path=/claimed",
-        "--model_zoo=/claimed", "--model_def=witness.custom_model", "--training_data=/claimed/ids", "--num_epochs=2",
-        "--minibatch_size=8", "--num_minibatches_per_task=4", "--num_ps_pods=1", "--num_workers=1",
+        "--model_zoo=/claimed", "--model_def=witness.custom_model", "--training_data=/claimed/ids",
+        "--num_epochs=2", "--minibatch_size=8", "--num_minibatches_per_task=4", "--num_ps_pods=1", "--num_workers=1",
         "--output=/claimed/model", "--checkpoint_seconds=3", "--envs=PEBBLE_SECONDS=0.5,PEBBLE_SLOW=/claimed/slow",
     ]  # fmt: skip
 

@@ -14,10 +14,9 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from elasticdl.job import names
-from tests.cluster.kubernetes_stage import MANIFESTS, kubectl, kubectl_soon, own_namespace
+from tests.cluster.kubernetes_stage import kubectl_soon, own_namespace
 from tests.kubernetes.cluster_jobs import ROOT, SMALL, ClusterJob, allow_jobs, in_pods, require_this_machine
 from tests.processes.harness import audit_witness, write_ids
 
@@ -46,12 +45,7 @@ def old_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def namespace() -> Iterator[str]:
     require_this_machine()
     with own_namespace() as name:
-        allow_jobs(name)
-        rights = list(yaml.safe_load_all((MANIFESTS / "examples" / "elasticdl-rbac.yaml").read_text()))
-        for thing in rights:
-            for subject in thing.get("subjects", []):
-                subject["namespace"] = name
-        kubectl("apply", "-f", "-", namespace=name, stdin=yaml.safe_dump_all(rights))
+        allow_jobs(name, from_inside=True)
         yield name
 
 

@@ -6,14 +6,18 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.cluster.kubernetes_stage import own_namespace
-from tests.kubernetes.cluster_jobs import ROOT, allow_jobs, require_this_machine
+from tests.cluster.kubernetes_stage import MANIFESTS, kubectl, kubectl_soon, own_namespace
+from tests.kubernetes.cluster_jobs import ROOT, ClusterJob, allow_jobs, require_image, require_this_machine
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.long]
+
+Run = Callable[..., None]
 
 # Of this tree, as scripts/travis/build_images.sh makes them; the last one is made by the first tutorial.
 IMAGE = os.environ.get("ELASTICDL_TUTORIAL_IMAGE", "elasticdl:runtime")
@@ -25,8 +29,7 @@ def play(story: str, out: Path, image: str, *flags: str) -> str:
     require_this_machine()
     if not Path("/data/mnist/train").is_dir():
         pytest.skip("there is no MNIST in /data/mnist: scripts/gen_dataset.sh /data makes it")
-    if subprocess.run(["docker", "image", "inspect", image], capture_output=True).returncode:
-        pytest.skip(f"there is no image {image} on the engine")
+    require_image(image)
     with own_namespace() as namespace:
         allow_jobs(namespace)
         command = [
@@ -57,6 +60,37 @@ def test_the_tutorial_of_coming_and_going(tmp_path: Path) -> None:
     assert re.search(r"^elasticdl-test-mnist-worker-\d+ +1/1 +Terminating", text, re.MULTILINE)
     assert re.search(r"^elasticdl-test-mnist-worker-\d+ +0/1 +Pending", text, re.MULTILINE)
     assert len(re.findall(r"^test-nginx-\S+ +1/1 +Running", text, re.MULTILINE)) >= 5
+
+
+@pytest.mark.timeout(600)
+def test_the_demo_of_a_small_cluster_submits_a_job_that_trains_without_a_volume(run: Run) -> None:
+    """As it is applied, but for less data than the image has, and less that pods ask for."""
+    require_this_machine()
+    require_image(DEV_IMAGE)
+    pod = yaml.safe_load((MANIFESTS / "examples" / "elasticdl-demo-minikube.yaml").read_text())
+    (container,) = pod["spec"]["containers"]
+    smaller = {"--training_data=/data/mnist/train": "--training_data=/data/mnist/test/data-00000.recordio"}
+    assert set(smaller) <= set(container["args"])
+    container["args"] = [smaller.get(word, word) for word in container["args"]]
+    container["image"] = DEV_IMAGE
+
+    async def story(namespace: str) -> None:
+        await kubectl_soon("apply", "-f", "-", namespace=namespace, stdin=yaml.safe_dump(pod))
+        job = ClusterJob(namespace, "demo")
+        try:
+            await job.running("ps-0", "worker-0", "worker-1")
+            assert all("hostPath" not in v for each in job.pods().values() for v in each["spec"]["volumes"])
+            assert (await job.execute("worker-0", "id", "-u")).strip() == "1000"
+            result = await job.result()
+            assert result["outcome"] == "succeeded", job.story()
+            assert await job.cleared() == ["pod/elasticdl-demo-master"]
+        finally:
+            await job.api.close()
+
+    with own_namespace() as namespace:
+        allow_jobs(namespace, from_inside=True)
+        run(story(namespace), 500)
+        assert "Submitted demo to in-cluster" in kubectl("logs", "elasticdl-demo", namespace=namespace)
 
 
 @pytest.mark.timeout(1600)

@@ -123,8 +123,12 @@ def test_every_file_of_a_manifest_of_the_examples_is_a_job_that_resolves() -> No
     for name in ("elasticdl-demo-minikube.yaml", "elasticdl-demo-k8s.yaml"):
         (container,) = yaml.safe_load((MANIFESTS / "examples" / name).read_text())["spec"]["containers"]
         assert container["command"] == ["elasticdl", "train"]
-        resolved = flags.read_request(container["args"]).resolved
+        (own,) = container["env"]
+        assert own["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
+        words = [word.replace(f"$({own['name']})", "team") for word in container["args"]]  # as the kubelet does
+        resolved = flags.read_request(words).resolved
         assert resolved.problems == ()
+        assert resolved.spec.namespace == "team"
         assert (resolved.spec.image_name, resolved.spec.image_pull_policy) == (
             container["image"], container["imagePullPolicy"],
         )  # fmt: skip
