@@ -9,16 +9,19 @@ import re
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses
+from elasticdl.cluster.kubernetes.api import PASSING, ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.jobs import ClusterJob, ended
 from elasticdl.cluster.kubernetes.reading import Pod, main_container, phase_of
 from elasticdl.cluster.protocol import ReplicaPhase
-from elasticdl.errors import WireError
+from elasticdl.errors import Unreachable, WireError
 from elasticdl.job import names
 
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
 _LAST_SECONDS = 5.0  # for what is still to be read when the job has ended
 _WATCH_SECONDS = 60.0
+_SILENCE_SECONDS = 20.0  # in the midst of a log
+_TRY_SECONDS = 30.0
+_TRIED_AGAIN = PASSING | {401}  # the second time with new credentials
 _NOT_YET = 400  # what the API server answers while a container waits to start
 
 Line = tuple[int, str]  # nanoseconds since 1970, text
@@ -37,20 +40,46 @@ def parse(line: str) -> Line:
     return seconds * 10**9 + int((found[2] or "").ljust(9, "0")), line[found.end() :]
 
 
-async def read(api: KubernetesApi, pod: Pod, tail: int | None = None, *, previous: bool = False) -> list[Line]:
-    """What a pod has said; nothing while it has not started."""
+async def read(
+    api: KubernetesApi,
+    pod: Pod,
+    tail: int | None = None,
+    *,
+    previous: bool = False,
+    silence_seconds: float = _SILENCE_SECONDS,
+) -> list[Line]:
+    """What a pod has said; nothing while it has not started. A long log may take long, as long as more of it comes."""
     params = {"container": main_container(pod), "timestamps": "true"}
     if tail is not None:
         params["tailLines"] = str(tail)
     if previous:
         params["previous"] = "true"
+    loop, pauses = asyncio.get_running_loop(), Pauses()
+    deadline = loop.time() + _TRY_SECONDS
+    while True:
+        try:
+            return await _all(api.lines(_path(pod), params), silence_seconds)
+        except ApiRefused as refusal:
+            if refusal.code == _NOT_YET and not previous:
+                return []
+            if refusal.code not in _TRIED_AGAIN or loop.time() > deadline:
+                raise
+        except Unreachable:
+            if loop.time() > deadline:
+                raise
+        await asyncio.sleep(pauses.next())
+
+
+async def _all(lines: AsyncGenerator[str, None], silence_seconds: float) -> list[Line]:
+    loop, found = asyncio.get_running_loop(), list[Line]()
     try:
-        text = await api.text("GET", _path(pod), params=params)
-    except ApiRefused as refusal:
-        if previous or refusal.code != _NOT_YET:
-            raise
-        return []
-    return [parse(line) for line in text.splitlines()]
+        async with contextlib.aclosing(lines), asyncio.timeout(silence_seconds) as silence:
+            async for line in lines:
+                silence.reschedule(loop.time() + silence_seconds)
+                found.append(parse(line))
+    except TimeoutError:
+        raise Unreachable(f"no more of a log came within {silence_seconds:g} s") from None
+    return found
 
 
 @dataclass
