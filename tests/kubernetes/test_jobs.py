@@ -1,4 +1,4 @@
-"""Jobs as pods of a real cluster: both strategies, jobs that cannot begin, and outsiders."""
+"""Jobs as pods of a real cluster: both strategies, jobs that cannot begin, and pods that are not the job's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elasticdl.data.example import encode_example
 from elasticdl.data.recordio import RecordIOWriter
 from elasticdl.job import names
 from tests.cluster.kubernetes_stage import kubectl, kubectl_soon
-from tests.kubernetes.cluster_jobs import ROOT, SECONDS, ClusterJob, in_pods, require_image, submitted
+from tests.kubernetes.cluster_jobs import ROOT, SECONDS, ClusterJob, allow_jobs, in_pods, require_image, submitted
 from tests.kubernetes.witnesses import proven, witness
 from tests.processes.harness import audit_witness, write_ids
 
@@ -197,7 +197,32 @@ def test_a_job_whose_data_is_not_there_fails_in_the_masters_words_and_is_not_tri
     run(story(), SECONDS)
 
 
-# Outsiders.
+# Pods that are not the job's.
+
+
+def test_a_pod_whose_account_may_submit_looks_after_a_job_from_inside(
+    run: Run, jobs_namespace: str, shared: Path
+) -> None:
+    allow_jobs(jobs_namespace, from_inside=True)
+    commands = ("list", "status inside", "logs inside", "logs inside ps-0", "scale inside --workers=2", "stop inside")
+    script = " && ".join(f"echo ==== {words} && python -m elasticdl {words}" for words in commands)
+
+    async def story() -> None:
+        async with submitted(jobs_namespace, "inside", *witness(shared, "inside", workers=1)) as job:
+            await job.until(lambda s: s.version >= 1)
+            await kubectl_soon("apply", "-f", "-", stdin=outsider(job, ["sh", "-c", script]))
+            await job.pod_seen("outsider", lambda pod: pod["status"]["phase"] in ("Succeeded", "Failed"))
+            said = job.log("outsider")
+            _, *parts = re.split(r"^==== (.*)\n", said, flags=re.MULTILINE)
+            told = dict(zip(parts[::2], parts[1::2], strict=True))
+            assert list(told) == list(commands), said
+            assert re.search(rf"^inside +in-cluster/{jobs_namespace} +running", told["list"], re.MULTILINE), said
+            assert re.search(r"^worker-0 +working", told["status inside"], re.MULTILINE), said
+            assert "starting elasticdl-inside-worker-0: the job wants it" in told["logs inside"]
+            assert "Serving parameters at tcp://" in told["logs inside ps-0"]
+            assert (await job.result())["outcome"] == "stopped"
+
+    run(story(), SECONDS)
 
 
 def test_a_pod_without_the_jobs_secret_gets_nowhere(run: Run, jobs_namespace: str, shared: Path) -> None:
