@@ -73,6 +73,8 @@ class WorldSession:
     _old_master: bool = False  # the stream leads to a master that has a successor
     _broken: pb.Broken | None = None  # of the generation left last, if it broke by itself
     _urgent: str = ""  # why the present world is to be left at once
+    _midway: bool = False  # the world left last was left in the middle of a step
+    _released: int = 0  # the newest generation that does without this worker: it trains, or nobody does
 
     # What is heard.
 
@@ -154,12 +156,17 @@ class WorldSession:
             return
         self._hear_of(proposal.generation)
         self.proposal, self.answered = proposal, False
+        if not proposal.members:  # what is to be saved was asked for before
+            self._released = max(self._released, proposal.generation)
         if proposal.urgent and self.world is not None and proposal.generation > self.world.generation:
             # It stays so, whatever is proposed next: others have left this world, and no step of it will end.
             self._urgent = proposal.reason or f"world {proposal.generation} comes"
 
     def _started(self, start: pb.Start) -> list[pb.FromReplica]:
-        if start.generation < self.newest or self.replica not in start.members:
+        if self.replica not in start.members:
+            self._released = max(self._released, start.generation)
+            return []
+        if start.generation < self.newest:
             return []
         self._hear_of(start.generation)
         if start.generation > max(self.left, self.generation):
@@ -222,9 +229,14 @@ class WorldSession:
         wanted = self.proposal is not None and self.replica in self.proposal.members
         wanted = wanted and self.newest > self.left
         if self.leaving and not wanted:
-            # Others may need what it is writing; the master says when that is safe, or that it is not needed.
-            return Todo.WAIT if self.unsettled else Todo.END
+            # Others may need what it is writing; the master says when that is safe, or that it is not needed. After a
+            # world that broke it may be the only one left with the state, until it hears of one that goes on.
+            return Todo.WAIT if self.unsettled or self._needed else Todo.END
         return Todo.CONFIRM if wanted and not self.answered else Todo.WAIT
+
+    @property
+    def _needed(self) -> bool:
+        return self._midway and self.state[1] > 0 and self._released <= self.left
 
     def save_due(self) -> pb.Save | None:
         """The checkpoint to write now."""
@@ -294,6 +306,7 @@ class WorldSession:
     def leave_world(self, error: str = "", suspects: Sequence[str] = (), unreadable: str = "") -> list[pb.FromReplica]:
         """Give the present world up for good; with an error, because it broke by itself."""
         assert self.world is not None
+        self._midway = bool(error or self._urgent)
         self.left, self.world, self._urgent = self.world.generation, None, ""
         self.formed = self.stopping = False
         self._broken = None

@@ -69,7 +69,8 @@ class AllreduceJob(SavingJob):
         while self.replicas.not_to_be_had:
             out.append(Announce(f"{self.replicas.not_to_be_had.pop(0)}; the job goes on without it"))
         for started in [c for c in out if isinstance(c, StartWorld)]:
-            out += self._begin(started)
+            if set(started.to) & set(started.members):  # and not only told to one who goes
+                out += self._begin(started)
         if not any(isinstance(c, FinishJob) for c in out):
             out += self._follow(now)
         if self.membership.training and self.membership.generation != world:
@@ -90,8 +91,11 @@ class AllreduceJob(SavingJob):
                 return self._joined(event, now)
             case ReplicaDropped(name, incarnation):
                 w = self.membership.workers.get(name)
-                silent = w is not None and w.incarnation == incarnation
-                return self.replicas.handle(event, now) + (self.membership.dropped(name, now) if silent else [])
+                if w is None or w.incarnation != incarnation:
+                    return self.replicas.handle(event, now)
+                # Asked before those who leave hear that nobody trains, as everywhere.
+                out = self.replicas.handle(event, now) + self._save_before_all_leave(name)
+                return out + self.membership.dropped(name, now)
             case ReplicaGone():
                 return self._gone(event, now)
             case ReplicaStarted() | ReplicaHeldUp() | TimePassed():
@@ -157,8 +161,8 @@ class AllreduceJob(SavingJob):
             return []
         out, leaving = self.replicas.handle(event, now), event.capacity == 0
         found = self.membership.joined(event.name, event.incarnation, event.generation, event.fingerprint, leaving, now)
-        out += (self._save_before_all_leave() if leaving else []) + found
-        out += [SaveState(s.worker, s.cut, s.at) for s in self.saves if s.worker == event.name]
+        again = [SaveState(s.worker, s.cut, s.at) for s in self.saves if s.worker == event.name]
+        out += [*again, *(self._save_before_all_leave() if leaving else []), *found]
         asked = self.exporter == event.name and not self.concluded
         return [*out, ExportModel(event.name)] if asked else out
 

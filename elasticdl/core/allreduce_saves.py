@@ -15,10 +15,6 @@ from elasticdl.core.plan import Position
 class SavingJob(AllreduceState):
     """Everything that is decided about checkpoints."""
 
-    @property
-    def _saving_now(self) -> bool:
-        return any(s.at == NEXT for s in self.saves)
-
     def _save(self, at: int, lasting: bool, worker: str = "") -> list[Command]:
         worker = worker or self.membership.holder()
         self.cuts += 1
@@ -97,7 +93,7 @@ class SavingJob(AllreduceState):
     def _save_before_all_leave(self, lost: str = "") -> list[Command]:
         """What leavers hold would be gone with them."""
         leavers = self.membership.only_leavers(but=lost)
-        if not leavers or not self.step or self._saving_now:
+        if not leavers or not self.step or any(s.at == NEXT and s.worker in leavers for s in self.saves):
             return []
         return self._save(NEXT, False, leavers[-1])
 

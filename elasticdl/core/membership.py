@@ -111,7 +111,8 @@ class Membership:
             out.append(ProposeWorld(self.generation, self.members, (name,), True, "its world is over"))
         elif not told and (before is not None or generation) and generation != self.generation:
             out.append(self._proposal((name,), "it is back"))
-        if member and not told and self.phase is Phase.RUNNING and generation != self.generation:
+        asked = (member and not told) or (w.leaving and not member)
+        if asked and self.phase is Phase.RUNNING and generation != self.generation:
             out.append(self._start_for((name,)))
         return out
 
@@ -276,8 +277,11 @@ class Membership:
         desired = sorted(order, key=lambda n: (n not in self.holders, n not in self.running))[: self.wanted]
         away = any(n not in able and not self.workers[n].leaving for n in self.holders)
         if (desired or away) and not self._held_by(desired):
-            # All who hold the state and are in touch are about to leave: one of them stays until another has it.
-            last = [n for n in able if n in self.holders and self.workers[n].leaving][:1]
+            # All who hold the state and are in touch are about to leave: one of them stays until another has it. Who
+            # was in the last world may hold it without having said so, and alone knows when that world is over.
+            leavers = [n for n in able if self.workers[n].leaving]
+            unknown = [] if any(n in self.running for n in desired) else [n for n in leavers if n in self.running]
+            last = ([n for n in leavers if n in self.holders] or unknown)[:1]
             desired = desired[: max(1, self.wanted - len(last))] + last
         return tuple(desired) if len(desired) >= self.least else ()
 
@@ -374,7 +378,9 @@ class Membership:
         self.begun = self._beginning()
         as_built = self.begun.directory or self.begun.state == NOTHING
         self.holders = set() if as_built else set(self.members) - set(self.begun.copies)
-        out: list[Command] = [self._start_for(self.members)]
+        # Who is told to go, and was in a world that broke, waits to hear that the others have what it has.
+        leavers = [n for n, w in self.workers.items() if w.leaving and n not in self.members]
+        out: list[Command] = [self._start_for((*self.members, *leavers))]
         if not self.fingerprint:
             self.fingerprint = self.workers[self.members[0]].fingerprint
             for name, w in self.workers.items() if self.same_arithmetic and self.fingerprint else ():

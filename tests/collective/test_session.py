@@ -242,6 +242,45 @@ def test_told_to_go_a_member_stays_for_one_more_world_if_that_needs_its_state() 
     assert it.todo() is Todo.WAIT
 
 
+def broken_under_a_leaver() -> WorldSession:
+    it = training()
+    it.commit(0.5, 0.1, stop=False)
+    it.leave()
+    it.receive(proposal(2, OTHER))
+    assert kinds(it.leave_world("connection reset", [OTHER])) == ["broken"]
+    return it
+
+
+def test_told_to_go_a_worker_whose_world_broke_waits_until_it_hears_of_one_that_goes_on() -> None:
+    it = broken_under_a_leaver()
+    assert it.todo() is Todo.WAIT, "the other one may be dead, and this one all that is left"
+    it.receive(proposal(3, OTHER, urgent=True))
+    assert it.todo() is Todo.WAIT, "the master may not know it yet"
+    it.receive(start(3, OTHER, state=(1, 1)))
+    assert it.todo() is Todo.END
+
+
+def test_told_to_go_a_worker_whose_world_broke_saves_what_nobody_else_has() -> None:
+    it = broken_under_a_leaver()
+    it.receive(save(1))
+    it.receive(pb.ToReplica(proposal=pb.Proposal(generation=3, urgent=True, reason="the other one is gone")))
+    assert it.todo() is Todo.SAVE
+    it.begin_save(1)
+    it.receive(pb.ToReplica(settle=pb.Settle(cut=1, published=True)))
+    assert it.todo() is Todo.END, "nobody trains, and nothing is lost"
+
+
+def test_told_to_go_a_worker_that_heard_first_of_the_world_that_goes_on_does_not_wait() -> None:
+    it = training()
+    it.commit(0.5, 0.1, stop=False)
+    it.leave()
+    it.receive(proposal(2, OTHER, urgent=True))
+    it.receive(start(2, OTHER, state=(1, 1)))
+    assert it.todo() is Todo.LEAVE
+    it.leave_world()
+    assert it.todo() is Todo.END
+
+
 def test_told_to_go_a_worker_in_no_world_goes_at_once() -> None:
     it = session()
     it.leave()

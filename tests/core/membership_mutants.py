@@ -250,7 +250,7 @@ MUTANTS: dict[str, Mutant] = {
         "the last who holds the state goes before another has it", LeaverIsNotKept, faults=LEAVERS
     ),
     "first-come": Mutant("who holds the state is not preferred", WhoComesFirstTrains, faults=WIND),
-    "not-rescued": Mutant("who comes back with the state is left out", NobodyIsRescued, first=300, faults=WIND),
+    "not-rescued": Mutant("who comes back with the state is left out", NobodyIsRescued, first=220, faults=WIND),
     "broken-ignored": Mutant("a world that broke is not followed by another", BrokenIsTheirOwnAffair),
     "proposed-once": Mutant("a proposal that was lost is not said again", ProposalSaidOnce),
     "started-once": Mutant("a start that was lost is not said again", StartSaidOnce, first=80, faults=WIND),

@@ -246,3 +246,47 @@ def test_a_leaver_saves_when_the_only_one_who_would_have_stayed_dies() -> None:
     play.step(4)
     play.leave(W[0])
     assert of(c.SaveState, play.end(W[1])) == [c.SaveState(W[0], 1, NEXT)]
+
+
+def test_a_leaver_saves_when_the_only_one_who_would_have_stayed_loses_touch() -> None:
+    play = Play()
+    play.trains(W[0], W[1])
+    play.step(3)
+    play.leave(W[0])
+    out = play.hear(e.ReplicaDropped(W[1], f"inc-{W[1]}"))
+    assert of(c.SaveState, out) == [c.SaveState(W[0], 1, NEXT)]
+    assert not of(c.SaveState, play.end(W[1])), "it is asked once"
+
+
+def test_another_leaver_saves_when_the_one_that_was_asked_loses_touch() -> None:
+    play = Play()
+    play.trains(W[0], W[1])
+    play.step(3)
+    play.leave(W[0])
+    assert of(c.SaveState, play.leave(W[1])) == [c.SaveState(W[1], 1, NEXT)]
+    out = play.hear(e.ReplicaDropped(W[1], f"inc-{W[1]}"))
+    assert of(c.SaveState, out) == [c.SaveState(W[0], 2, NEXT)]
+
+
+def test_a_leaver_that_is_back_hears_of_its_save_before_it_hears_that_nobody_trains() -> None:
+    play = Play()
+    play.trains(W[0], W[1])
+    play.step(3)
+    for worker in W[:2]:
+        play.leave(worker)
+    play.hear(e.ReplicaDropped(W[1], f"inc-{W[1]}"))
+    out = play.hear(e.ReplicaJoined(W[1], f"inc-{W[1]}", capacity=0, generation=0, fingerprint="cpu"))
+    kinds = [type(x) for x in out]
+    assert kinds.index(c.SaveState) < kinds.index(c.ProposeWorld)
+
+
+def test_a_leaver_that_is_told_which_world_goes_on_does_not_begin_it_anew() -> None:
+    play = Play()
+    play.trains(W[0], W[1])
+    play.step(3)
+    play.leave(W[0])
+    play.enter((1, 3))
+    play.step(5, worker=W[1])
+    out = play.hear(e.ReplicaJoined(W[0], f"inc-{W[0]}", capacity=0, generation=0, fingerprint="cpu"))
+    assert of(c.StartWorld, out)[0].to == (W[0],)
+    assert play.job.step == 5 and play.job.repeated == 0

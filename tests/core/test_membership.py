@@ -260,3 +260,26 @@ def test_a_world_that_breaks_while_it_waits_for_the_end_of_a_step_is_left_at_onc
     play.trains("a", "b")
     play.m.leave("b", play.now)
     assert proposal(play.broken("a")).urgent
+
+
+def test_whoever_is_told_to_go_hears_which_world_goes_on_without_it_and_again_on_a_new_stream() -> None:
+    play = Play(wanted=2)
+    play.trains("a", "b")
+    play.m.leave("a", play.now)
+    play.broken("a", "b")
+    started = start(play.confirm(b=play.at))
+    assert (started.members, started.to) == (("b",), ("b", "a"))
+    play.form()
+    play.step(7)
+    out = play.m.joined("a", "inc-a", 0, "cpu", True, play.now)
+    assert (start(out).generation, start(out).to) == (started.generation, ("a",))
+
+
+def test_a_leaver_whose_word_that_it_holds_the_state_was_lost_is_not_left_waiting() -> None:
+    play = Play(wanted=1)
+    play.join("a", "b")
+    play.confirm(a=NOTHING)  # its group stands, and it trains: nobody has heard of it
+    play.drop("a")
+    assert not play.m.joined("a", "inc-a", 1, "cpu", True, play.now)
+    assert proposal(play.form("a")).members == ("b", "a"), "it alone can tell what it has, and when its world is over"
+    assert start(play.confirm(b=NOTHING, a=(1, 3))).copies == {"b": "a"}

@@ -56,6 +56,9 @@ class Worker:
     confirmed: int = 0
     start: c.StartWorld | None = None
     broke: e.WorldBroken | None = None  # of the generation left last
+    midway: bool = False  # that one was left in the middle of a step
+    released: int = 0  # the newest generation that does without it
+    bereaved: History = ()  # what nobody else had when it left a world midway
     saves: dict[int, int] = field(default_factory=dict)
     wrote: dict[int, e.ServerWrote] = field(default_factory=dict)
     export: bool = False
@@ -75,7 +78,10 @@ class Worker:
             case c.ProposeWorld() if command.generation >= self.newest:
                 self._hear_of(command.generation)
                 self.proposal, self.answered = command, False
+                self.released = self.released if command.members else command.generation
                 self.called_off = self.called_off or (command.urgent and command.generation > self.generation > 0)
+            case c.StartWorld() if self.name not in command.members:
+                self.released = max(self.released, command.generation)
             case c.StartWorld() if command.generation >= self.newest:
                 self._hear_of(command.generation)
                 if command.generation > self.left and command.generation != self.generation:
@@ -98,7 +104,8 @@ class Worker:
         if generation > self.newest:
             self.newest, self.start = generation, None
 
-    def leave_world(self) -> None:
+    def leave_world(self, broken: bool = False) -> None:
+        self.midway = broken or self.called_off
         self.left, self.world = self.generation, None
         self.formed = self.stopping = self.called_off = False
         self.pending, self.broke = None, None
@@ -347,6 +354,7 @@ class Worlds:
         if w.world is not None:
             idle = self.done(w)
             if w.stopping or w.called_off or (idle and w.newest > w.generation):
+                self.note_bereaved(w, w.called_off)
                 w.leave_world()
                 return True
             if not w.formed:
@@ -360,9 +368,10 @@ class Worlds:
             return True
         wanted = w.proposal is not None and name in w.proposal.members and w.newest > w.left
         if w.leaving and not wanted:
-            if not w.wrote:
-                self.kill(name, FINISHED)
-            return not w.wrote
+            if w.wrote or (w.midway and w.state[1] and w.released <= w.left):
+                return False
+            self.go(w)
+            return True
         if wanted and not w.answered:
             assert w.proposal is not None
             w.confirmed, w.answered = w.proposal.generation, True
@@ -447,9 +456,30 @@ class Worlds:
         w = self.workers[name]
         if w.alive and not w.hung and w.world is not None:
             generation = w.generation
-            w.leave_world()
+            self.note_bereaved(w, True)
+            w.leave_world(broken=True)
             w.broke = e.WorldBroken(name, generation, w.state[1], "connection reset", suspects, unreadable)
             self.say(w, w.broke)
+
+    def note_bereaved(self, w: Worker, midway: bool) -> None:
+        """Whether the master could know that it must not go. Where several are the least, it may have been let go, with
+        nobody training, when others were still there."""
+        others = [p for p in self.workers.values() if p is not w and p.alive and p.state[1] >= w.state[1] - 1]
+        last = w.generation == max(self.starts, default=0)
+        known = last and self.terms.least == 1 and self.job.step > 0 and w.state[1] > 0
+        w.bereaved = w.history if midway and known and not others else ()
+
+    def go(self, w: Worker) -> None:
+        """Told to go, a worker ends: not with what nobody else has."""
+        if w.bereaved:
+            self.met.add("bereaved leaver")
+            what = f"{w.name} goes, and with it all of step {w.state[1]}"
+            written = max((len(h) for h in self.writes.values()), default=0)
+            asked = any(
+                s.worker != w.name for s in self.job.saves
+            )  # another, of whose death the master has yet to hear
+            holds(asked or written >= len(w.bereaved) - 1 or len(w.history) > len(w.bereaved), what)
+        self.kill(w.name, FINISHED)
 
     def save(self, w: Worker, error: str = "") -> bool:
         due = [cut for cut, at in w.saves.items() if at <= w.state[1]]

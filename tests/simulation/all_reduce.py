@@ -8,7 +8,7 @@ from typing import Any
 from elasticdl.collective.session import State, Todo, WorldSession
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.replicas import CRASHED, FINISHED
+from elasticdl.core.replicas import CRASHED
 from elasticdl.master.brain import Send, event_of, events_of_hello
 from elasticdl.master.relay import Relay
 from elasticdl.master.world_brain import WorldBrain
@@ -157,9 +157,10 @@ class SessionWorlds(Worlds):
             case Todo.END:
                 if session.wrote and not session.shutdown:
                     return False  # what it wrote is not yet part of a checkpoint
-                self.kill(name, FINISHED)
+                self.go(w)
             case Todo.LEAVE:
                 w.pending = None
+                self.note_bereaved(w, w.called_off)
                 session.leave_world()
             case Todo.CONFIRM:
                 self.tell(w, session.confirm())
@@ -227,6 +228,7 @@ class SessionWorlds(Worlds):
         w: Any = self.workers[name]
         if w.alive and not w.hung and w.world is not None:
             w.pending = None
+            self.note_bereaved(w, True)
             self.tell(w, w.session.leave_world("connection reset", suspects, unreadable))
 
     def save(self, w: Any, error: str = "") -> bool:
