@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,7 +146,11 @@ class Elastic:
     def parts(self) -> Iterator[Part]:
         """The parts this worker is to compute, until the job is over or the worker is told to go."""
         try:
-            while (part := self._advance()) is not None:
+            while True:
+                with self.telling():
+                    part = self._advance()
+                if part is None:
+                    return
                 self._current = part
                 self._model.begin(part.seed)
                 self.computing(part)
@@ -154,6 +159,15 @@ class Elastic:
                     raise ElasticDLError("elastic.step(loss) was not called for the part; call it once for each")
         finally:
             self._end()
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """While inside, an error in the model or the data ends the job: no other worker would do better. It is said at
+        once, since an error that leaves the loop ends `parts`, and with it the stream to the master."""
+        try:
+            yield
+        except (ModelError, DataError) as error:
+            self._unfit(str(error), error)
 
     def computing(self, part: Part) -> None:
         """The part's records are there, and its computation begins: the pulses say so.

@@ -17,7 +17,7 @@ from elasticdl.api.terms import Hooks, Part
 from elasticdl.collective.control import SharedSession
 from elasticdl.core import steps
 from elasticdl.core.steps import StepPlan
-from elasticdl.errors import DataError, JobFailed, ModelError
+from elasticdl.errors import DataError, ModelError
 from elasticdl.frameworks.determinism import random_state_kept
 from elasticdl.frameworks.memory import have_at_hand
 from elasticdl.frameworks.model_file import ModelFile
@@ -145,10 +145,8 @@ def work(spec: JobSpec, name: str, code: ModelFile, sources: Mapping[str, Source
     ahead = PartsAhead(training, code.feed, spec.seed)
     try:
         for part in elastic.parts():
-            elastic.step(_compute(model, part, ahead, elastic, control))
-    except (ModelError, DataError) as error:  # no other worker would do better
-        control.unfit(str(error))
-        raise JobFailed(str(error)) from error
+            with elastic.telling():
+                elastic.step(_compute(model, part, ahead, elastic, control))
     finally:
         control.close()
     if done:
