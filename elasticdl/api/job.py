@@ -98,6 +98,11 @@ class Job:
         master to choose one. Without determinism, gradients leave during the backward pass, at least `bucket_floats` of
         them at a time.
         """
+        if evaluate is None and not self.alone and "evaluation" in self._datasets:
+            flag = "validation_data" if self.spec.validation_data else "validation_records"
+            what = "the job is to be evaluated, and its program does not say how"
+            remedy = f"Give a function from record numbers to metrics, elastic(…, evaluate=…), or no --{flag}."
+            raise UsageError([Problem(flag, str(getattr(self.spec, flag)), what, remedy)])
         if self.spec.deterministic:
             use_deterministic_algorithms()
         trained = TorchModel(model, optimizer, scheduler, before_update, state)

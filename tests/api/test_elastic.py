@@ -13,7 +13,11 @@ import torch
 
 import elasticdl.api as elasticdl
 from elasticdl.api.elastic import Elastic
+from elasticdl.api.job import Job
+from elasticdl.data.dataset import DataFile, Dataset
 from elasticdl.errors import ElasticDLError, JobFailed, UsageError
+from elasticdl.job import names
+from elasticdl.job.spec import JobSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -166,6 +170,17 @@ def test_without_a_data_set_the_number_of_records_must_be_said() -> None:
     model = torch.nn.Linear(1, 1)
     with pytest.raises(UsageError, match="how many records there are"):
         elasticdl.join().elastic(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_program_that_cannot_evaluate_is_told_so_by_a_job_that_is_to_be_evaluated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(names.ENV_REPLICA, "elasticdl-j-worker-0")
+    spec = JobSpec.model_validate({"num_workers": 1, "validation_records": 10})
+    counted = Dataset("", "records", (DataFile("records", 0, 10),)).to_json()
+    job, model = Job(spec, "elasticdl-j-worker-0", {"evaluation": counted}), torch.nn.Linear(1, 1)
+    with pytest.raises(UsageError, match="does not say how.*evaluate=.*or no --validation_records"):
+        job.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1), records=20)
 
 
 def test_the_example_of_the_zoo_runs_alone() -> None:
