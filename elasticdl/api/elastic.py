@@ -77,7 +77,7 @@ class Elastic:
         self._evaluations = Evaluations(control, self._hooks, terms.plan.virtual, terms.evaluation_steps)
         self._saver = Saver(control.saved)
         self._committed_at = time.monotonic()
-        self._figures = Figures(terms.skip_nonfinite, self._hooks.committed, self._unfit)
+        self._figures = Figures(terms.skip_nonfinite, self._tell, self._unfit)
 
     # What it tells.
 
@@ -153,7 +153,7 @@ class Elastic:
                     return
                 self._current = part
                 self._model.begin(part.seed)
-                self.computing(part)
+                self._control.doing("program")
                 yield part
                 if self._current is not None:
                     raise ElasticDLError("elastic.step(loss) was not called for the part; call it once for each")
@@ -170,7 +170,8 @@ class Elastic:
             self._unfit(str(error), error)
 
     def computing(self, part: Part) -> None:
-        """The part's records are there, and its computation begins: the pulses say so.
+        """The part's records are there, and its computation begins: from here on, a worker that stands still for ten
+        steps is taken for hung; without it, after --hang_seconds.
 
         A framework may compile for a size that it has not seen; nobody is to be taken for hung meanwhile.
         """
@@ -214,9 +215,9 @@ class Elastic:
         self._passes.end()
         self._sizes.add(len(part))
         world = self._world
-        if world is None or self._missing(world):
-            return False
-        return self._exchange(world)
+        committed = world is not None and not self._missing(world) and self._exchange(world)
+        self._control.doing("program")
+        return committed
 
     def _advance(self) -> Part | None:
         """Do whatever comes before the next part; None when there is none."""
@@ -387,9 +388,14 @@ class Elastic:
         self._committed_at = now
         if not self._figures.late:
             assert self._figures.loss is not None
-            self._hooks.committed(step.number + 1, self._figures.loss)
+            self._tell(step.number + 1, self._figures.loss)
         elif self.finished:
             self._figures.settle()
+
+    def _tell(self, steps: int, loss: float) -> None:
+        self._control.doing("program")
+        self._hooks.committed(steps, loss)
+        self._control.doing("apply")
 
     def _apply(self, mean: torch.Tensor, step: steps.Step) -> None:
         try:

@@ -93,6 +93,7 @@ class Evaluations:
         self._done.add(version)
         self.forget()
         self._control.evaluated(version, json.dumps(metrics), say=world.rank == 0)
+        self._control.doing("program")
         self._hooks.evaluated(version, metrics)
 
     def _going_on(self) -> None:

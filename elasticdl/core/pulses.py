@@ -12,7 +12,9 @@ FLOOR_SECONDS = 5.0
 STEPS = 10  # a part of a step that lasts as long as so many whole ones does not end any more
 QUIET_SECONDS = 2.0  # many pulses would have come
 EXCHANGE_SECONDS = 30.0  # networks between machines stand still for a while, and recover
-LEARNT = ("data", "compute", "apply")  # phases whose length the step time tells; the others may take long
+# Phases whose length the step time tells. The others may take long: data comes from storage that may stand still for
+# everybody at once, and between two steps a program may do anything.
+LEARNT = ("compute", "apply")
 
 
 @dataclass

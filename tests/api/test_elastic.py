@@ -179,7 +179,7 @@ def test_a_program_that_cannot_evaluate_is_told_so_by_a_job_that_is_to_be_evalua
     spec = JobSpec.model_validate({"num_workers": 1, "validation_records": 10})
     counted = Dataset("", "records", (DataFile("records", 0, 10),)).to_json()
     job, model = Job(spec, "elasticdl-j-worker-0", {"evaluation": counted}), torch.nn.Linear(1, 1)
-    with pytest.raises(UsageError, match="does not say how.*evaluate=.*or no --validation_records"):
+    with pytest.raises(UsageError, match=r"does not say how.*evaluate=.*or no --validation_records"):
         job.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1), records=20)
 
 

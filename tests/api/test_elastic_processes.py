@@ -88,6 +88,15 @@ def test_a_worker_that_is_slower_than_any_grace_is_waited_for(nursery: Nursery, 
         assert set(conductor.finish().values()) == {0} and conductor.generation == 1
 
 
+def test_what_a_program_does_between_its_steps_is_not_taken_for_a_part_of_one(nursery: Nursery, tmp_path: Path) -> None:
+    with Conductor(nursery, tmp_path / "job", JobSpec.model_validate({**KNOBS, "max_step": 2})) as conductor:
+        worker = conductor.spawn(0, "tests.api.loop_program", {"LOOP_AFTER": "1"})
+        conductor.wait(lambda: worker.pulse is not None and worker.pulse.step == 1, "a pulse after the first step")
+        conductor.wait(lambda: worker.pulse.seconds > 0.4, "a pulse in the middle of what comes then")
+        assert (worker.pulse.step, worker.pulse.phase) == (1, "program"), "which may take --hang_seconds"
+        conductor.wait_for_step(2)
+
+
 def test_a_kill_a_join_and_a_leave_change_nothing(
     conductor: Conductor, alone: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:

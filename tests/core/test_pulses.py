@@ -37,7 +37,7 @@ def test_the_limit_follows_the_step_time_between_a_floor_and_the_flag(step_secon
     assert pulses.limit_seconds == min(300, max(FLOOR_SECONDS, STEPS * step_seconds)), "of the slowest"
 
 
-@pytest.mark.parametrize("phase", ["compile", "evaluate", "build", "copy"])
+@pytest.mark.parametrize("phase", ["compile", "evaluate", "build", "copy", "data", "program"])
 def test_what_the_step_time_says_nothing_about_may_take_as_long_as_the_flag_allows(phase: str) -> None:
     pulses = Pulses(hang_seconds=300)
     heard(pulses, "a", phase, 299, now=299)
