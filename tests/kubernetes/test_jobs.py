@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from elasticdl.data.example import encode_example
-from elasticdl.data.recordio import RecordIOWriter
 from elasticdl.job import names
 from tests.cluster.kubernetes_stage import kubectl, kubectl_soon
 from tests.kubernetes.cluster_jobs import ROOT, SECONDS, ClusterJob, allow_jobs, in_pods, require_image, submitted
+from tests.kubernetes.digits import mnist, write_digits
 from tests.kubernetes.witnesses import proven, witness
 from tests.processes.harness import audit_witness, write_ids
 
@@ -29,27 +28,7 @@ Run = Callable[..., None]
 
 @pytest.fixture(scope="module")
 def digits(shared: Path) -> Path:
-    """MNIST's shape and RecordIO form, of 8x8 digits blown up."""
-    import numpy as np
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    large = np.pad(np.kron(images.reshape(-1, 8, 8), np.ones((3, 3))) * (255 / 16), ((0, 0), (2, 2), (2, 2)))
-    for name, part in (("train", range(960)), ("test", range(960, 1216))):
-        (shared / "mnist" / name).mkdir(parents=True)
-        with RecordIOWriter(shared / "mnist" / name / "part-0.recordio") as writer:
-            for i in part:
-                writer.write(encode_example({"image": large[i].astype(np.uint8).tobytes(), "label": int(labels[i])}))
-    return shared / "mnist"
-
-
-def mnist(digits: Path, strategy: str) -> list[str]:
-    """The flags of the tutorial, but for the sizes of data and pods."""
-    return [
-        f"--model_zoo={ROOT / 'model_zoo'}", "--model_def=mnist.mnist_functional_api.custom_model",
-        f"--training_data={digits / 'train'}", "--minibatch_size=64", "--num_minibatches_per_task=2",
-        "--log_loss_steps=5", f"--distribution_strategy={strategy}",
-    ]  # fmt: skip
+    return write_digits(shared / "mnist")
 
 
 def test_a_job_with_a_parameter_server_trains_evaluates_and_leaves_only_its_masters_pod(
@@ -57,7 +36,7 @@ def test_a_job_with_a_parameter_server_trains_evaluates_and_leaves_only_its_mast
 ) -> None:
     flags = [
         *mnist(digits, "ParameterServerStrategy"), f"--validation_data={digits / 'test'}", "--num_epochs=2",
-        "--num_ps_pods=1", "--num_workers=1", "--evaluation_steps=10", *in_pods(shared),
+        "--log_loss_steps=5", "--num_ps_pods=1", "--num_workers=1", "--evaluation_steps=10", *in_pods(shared),
     ]  # fmt: skip
 
     before = set((shared / ".elasticdl").glob("*"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -16,8 +17,10 @@ from pathlib import Path
 import pytest
 
 from elasticdl.job import names
-from tests.cluster.kubernetes_stage import kubectl_soon, own_namespace
+from tests.cluster.kubernetes_stage import MANIFESTS, kubectl, kubectl_soon, own_namespace
 from tests.kubernetes.cluster_jobs import ROOT, SMALL, ClusterJob, allow_jobs, in_pods, require_this_machine
+from tests.kubernetes.digits import RECORDS as RECORDS_OF_DIGITS
+from tests.kubernetes.digits import mnist, write_digits
 from tests.processes.harness import audit_witness, write_ids
 
 pytestmark = pytest.mark.kubernetes
@@ -110,6 +113,74 @@ def test_what_is_wrong_with_a_job_of_the_old_client_is_in_its_pods_log(
             assert await job.cleared() == ["pod/elasticdl-wrong-master"], "nothing was made for it"
 
     asyncio.run(story())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_first_tutorials_all_reduce_job_of_the_old_client(old_client: Path, namespace: str, shared: Path) -> None:
+    digits = write_digits(shared / "mnist")
+    flags = [*in_pods(shared), *mnist(digits, "AllreduceStrategy"), "--num_epochs=1", "--num_workers=2"]
+
+    async def story() -> None:
+        async with submitted(old_client, namespace, "test-mnist-allreduce", *flags) as job:
+            await job.running("worker-0", "worker-1")
+            followed = asyncio.create_task(kubectl_soon("logs", "-f", job.full("worker-0"), namespace=namespace))
+            seen = await job.until(lambda s: s.version >= 1 and len(s.world) == 2)
+            assert sorted(seen.world) == [job.full("worker-0"), job.full("worker-1")]
+            result = await job.result()
+            assert result["outcome"] == "succeeded", job.story()
+            assert int(result["status"]["records_done"]) == RECORDS_OF_DIGITS
+            assert re.search(r"Loss = [\d.]+, steps = \d+", await followed)
+            assert await job.cleared() == ["pod/elasticdl-test-mnist-allreduce-master"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_second_tutorials_job_of_the_old_client_has_its_priorities(
+    old_client: Path, namespace: str, shared: Path
+) -> None:
+    digits = write_digits(shared / "mnist")
+    kubectl("apply", "-f", str(MANIFESTS / "high.yaml"), "-f", str(MANIFESTS / "low.yaml"))
+    flags = [
+        *in_pods(shared), f"--model_zoo={ROOT / 'model_zoo'}", f"--training_data={digits / 'train'}",
+        "--model_def=mnist_functional_api.mnist_functional_api.custom_model", f"--validation_data={digits / 'test'}",
+        "--num_epochs=5", "--minibatch_size=64", "--num_minibatches_per_task=64", "--master_pod_priority=high",
+        "--worker_pod_priority=low", "--ps_pod_priority=high", "--num_ps_pods=2", "--num_workers=4", "--log_level=INFO",
+        "--evaluation_steps=20", "--grads_to_wait=1", "--distribution_strategy=ParameterServerStrategy",
+    ]  # fmt: skip
+
+    async def story() -> None:
+        async with submitted(old_client, namespace, "test-mnist", *flags) as job:
+            replicas = ("ps-0", "ps-1", "worker-0", "worker-1", "worker-2", "worker-3")
+            for short in replicas:
+                pod = await job.pod_seen(short, lambda _: True)
+                assert pod["spec"]["priorityClassName"] == ("low" if short.startswith("worker") else "high"), short
+            assert job.pods()["master"]["spec"]["priorityClassName"] == "high"
+            result = await job.result()
+            assert result["outcome"] == "succeeded", job.story()
+            assert int(result["status"]["records_done"]) == 5 * RECORDS_OF_DIGITS
+            assert "Evaluation metrics[v=20]: {'accuracy': " in job.log("master")
+
+    asyncio.run(story())
+
+
+def test_a_master_without_rights_names_the_command_that_grants_them(old_client: Path, shared: Path) -> None:
+    require_this_machine()
+
+    async def story(namespace: str) -> None:
+        async with submitted(old_client, namespace, "unlawful", *witness(shared)) as job:
+            await job.pod_seen("master", lambda pod: pod["status"].get("phase") == "Failed")
+            (remedy,) = re.findall(r"An administrator allows it once: (.*)\.?$", job.log("master"), re.MULTILINE)
+            command = ["bash", "-euo", "pipefail", "-c", remedy]
+            await asyncio.to_thread(subprocess.run, command, cwd=ROOT, check=True, timeout=60)
+            for account in ("default", names.SERVICE_ACCOUNT):
+                asked = ("auth", "can-i", "create", "pods", f"--as=system:serviceaccount:{namespace}:{account}")
+                assert (await kubectl_soon(*asked, namespace=namespace)).strip() == "yes"
+
+    with own_namespace() as namespace:
+        asyncio.run(story(namespace))
 
 
 @pytest.fixture
