@@ -119,7 +119,9 @@ def test_what_is_wrong_with_a_job_of_the_old_client_is_in_its_pods_log(
 @pytest.mark.timeout(600)
 def test_the_first_tutorials_all_reduce_job_of_the_old_client(old_client: Path, namespace: str, shared: Path) -> None:
     digits = write_digits(shared / "mnist")
-    flags = [*in_pods(shared), *mnist(digits, "AllreduceStrategy"), "--num_epochs=1", "--num_workers=2"]
+    # Small batches: every hundredth step says its loss.
+    small = ("--minibatch_size=4", "--num_epochs=1", "--num_workers=2")
+    flags = [*in_pods(shared), *mnist(digits, "AllreduceStrategy"), *small]
 
     async def story() -> None:
         async with submitted(old_client, namespace, "test-mnist-allreduce", *flags) as job:
