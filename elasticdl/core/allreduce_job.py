@@ -289,11 +289,14 @@ class AllreduceJob(SavingJob):
     # What follows.
 
     def _follow(self, now: float) -> list[Command]:
+        out = self._overdue(now)
+        if any(isinstance(c, FinishJob) for c in out):
+            return out
         if self.stopping:
-            return [] if self.last_cut in self.open_cuts else self._stop_again(now)
+            return out + ([] if self.last_cut in self.open_cuts else self._stop_again(now))
         if not self.trained_out:
-            return self._due(now)
-        out = self._end_saves()
+            return out + self._due(now)
+        out += self._end_saves()
         return out + (self._conclude() if self.evaluated_out else self._due(now))
 
     def _conclude(self) -> list[Command]:

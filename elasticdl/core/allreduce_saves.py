@@ -18,7 +18,7 @@ class SavingJob(AllreduceState):
     def _save(self, at: int, lasting: bool, worker: str = "") -> list[Command]:
         worker = worker or self.membership.holder()
         self.cuts += 1
-        self.saves.append(Save(self.cuts, worker, at, lasting))
+        self.saves.append(Save(self.cuts, worker, at, lasting, self.now if at <= self.step else None))
         return [SaveState(worker, self.cuts, at)]
 
     def _due(self, now: float) -> list[Command]:
@@ -51,6 +51,16 @@ class SavingJob(AllreduceState):
             return [SettleSave(cut, "", worker), told]
         self.written.append((save, int(json.loads(part)["step"]), part))
         return self._publish(now)
+
+    def _overdue(self, now: float) -> list[Command]:
+        """Saves that nothing comes of: whoever was to write one may wait for its disk for ever."""
+        out: list[Command] = []
+        for save in list(self.saves):
+            if save.since is None and save.at <= self.step:
+                save.since = now
+            if save.since is not None and now >= save.since + self.save_seconds:
+                out += self._wrote(save.worker, save.cut, "", f"it takes longer than {self.save_seconds:.0f} s", now)
+        return out
 
     def _publish(self, now: float) -> list[Command]:
         if self.checkpoints.writing is not None or not self.written:

@@ -14,6 +14,7 @@ from elasticdl.core.replicas import Budget, Replicas
 from elasticdl.core.steps import StepPlan
 
 NEXT = 0  # save at the next step
+SAVE_HANGS = 4  # a state that is not written in so many times --hang_seconds never will be
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Save:
     worker: str
     at: int
     lasting: bool
+    since: float | None = None  # when that step was there
 
 
 @dataclass
@@ -99,6 +101,7 @@ class AllreduceState:
         if self._may_save:
             times.append(self.checkpoints.next_time)
         times.append(self._last_word)
+        times += [s.since + self.save_seconds for s in self.saves if s.since is not None]
         return min((t for t in times if t is not None), default=None)
 
     def progress(self) -> Progress:
@@ -137,6 +140,11 @@ class AllreduceState:
         writing = self.checkpoints.writing
         cuts = {s.cut for s in self.saves} | {s.cut for s, _, _ in self.written}
         return cuts | ({writing.cut} if writing is not None else set())
+
+    @property
+    def save_seconds(self) -> float:
+        """How long a state may take to be written."""
+        return SAVE_HANGS * self.terms.budget.hang_seconds
 
     @property
     def _may_save(self) -> bool:

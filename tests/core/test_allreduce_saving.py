@@ -7,6 +7,7 @@ from elasticdl.core import events as e
 from elasticdl.core.allreduce_state import NEXT
 from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.membership import LAST_CALL_SECONDS, NOTHING
+from elasticdl.core.replicas import Budget
 from tests.core.allreduce_play import Play, W, of
 
 # Saving.
@@ -38,7 +39,7 @@ def test_the_clock_asks_for_a_checkpoint_only_where_something_new_is_trained() -
     play.step(3)
     assert play.job.deadline() == LAST_CALL_SECONDS + 10.0
     play.hear(e.TimePassed(), 10.0)
-    assert play.job.deadline() is None, "one at a time"
+    assert play.job.deadline() == play.now + play.job.save_seconds, "one at a time"
     play.save(3)
     assert not of(c.SaveState, play.hear(e.TimePassed(), 30.0))
 
@@ -140,3 +141,37 @@ def test_a_checkpoint_that_a_world_is_about_to_read_is_not_deleted() -> None:
     play.hear(e.WorldConfirmed(W[1], play.job.membership.generation, NOTHING))
     assert play.job.membership.begun.directory == "/c/step-2"
     assert not of(c.DeleteCheckpoints, play.publish())
+
+
+def test_a_checkpoint_that_nothing_comes_of_is_given_up_and_the_next_one_is_made() -> None:
+    play = Play(schedule=Schedule(seconds=10.0), budget=Budget(hang_seconds=25))
+    play.trains(W[0], W[1])
+    play.step(3)
+    assert of(c.SaveState, play.hear(e.TimePassed(), 10.0)) == [c.SaveState(W[0], 1, NEXT)]
+    assert play.job.deadline() == play.now + 100
+    assert not play.hear(e.TimePassed(), 99.0)
+    out = play.hear(e.TimePassed(), 1.0)
+    told = f"the checkpoint could not be written ({W[0]}: it takes longer than 100 s); training goes on"
+    assert out == [c.SettleSave(1, "", W[0]), c.Announce(told)]
+    assert play.job.deadline() == play.now + 10
+    assert of(c.SaveState, play.hear(e.TimePassed(), 10.0)) == [c.SaveState(W[0], 2, NEXT)]
+
+
+def test_the_time_for_a_lasting_checkpoint_begins_with_its_step() -> None:
+    play = Play(schedule=Schedule(steps=4), budget=Budget(hang_seconds=25))
+    play.trains(W[0], W[1])
+    play.step(3, after=1000.0)
+    assert play.job.deadline() is None
+    play.step(4, after=1000.0)
+    assert play.job.deadline() == play.now + 100
+    assert "takes longer" in play.told(play.hear(e.TimePassed(), 100.0))[0]
+    assert [s.at for s in play.job.saves] == [8], "the next one that is due"
+
+
+def test_a_stop_does_not_wait_for_ever_for_a_checkpoint() -> None:
+    play = Play(schedule=Schedule(seconds=10.0), budget=Budget(hang_seconds=25))
+    play.trains(W[0], W[1])
+    play.step(3)
+    assert of(c.SaveState, play.hear(e.StopRequested("told to"))) == [c.SaveState(W[0], 1, NEXT)]
+    play.hear(e.TimePassed(), 100.0)
+    assert (play.job.outcome, "takes longer than 100 s" in play.job.reason) == ("failed", True)
