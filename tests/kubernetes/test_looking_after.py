@@ -204,7 +204,7 @@ def test_following_outlives_a_master_and_ends_with_the_job_that_is_stopped_with_
     namespace: str, running: str
 ) -> None:
     """The last look at the running job: it ends here."""
-    command = [sys.executable, "-m", "elasticdl", "logs", "runner", "all", "-f", "--tail=1", "-n", namespace]
+    command = [sys.executable, "-m", "elasticdl", "logs", "runner", "all", "-f", "--tail=1", "-n", namespace, *WHERE]
     following = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
     assert following.stdout is not None
     following.stdout.readline()  # it looks on before anything happens
