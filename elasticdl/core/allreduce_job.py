@@ -180,6 +180,7 @@ class AllreduceJob(SavingJob):
     def _forget(self, name: str) -> list[Command]:
         """Whatever it was asked to do, it will not."""
         self.holdings.pop(name, None)
+        self.owed = self.owed or any(s.worker == name and s.lasting and s.at <= self.step for s in self.saves)
         self.saves = [s for s in self.saves if s.worker != name]
         if self.exporter == name:
             self.exporter = ""
@@ -297,7 +298,7 @@ class AllreduceJob(SavingJob):
         if not self.trained_out:
             return out + self._due(now)
         out += self._end_saves()
-        return out + (self._conclude() if self.evaluated_out else self._due(now))
+        return out + (self._conclude() if self.evaluated_out and not self.owed else self._due(now))
 
     def _conclude(self) -> list[Command]:
         """Everything is trained."""

@@ -27,7 +27,10 @@ class SavingJob(AllreduceState):
         if not self.membership.training or self.stopping or not self.membership.holder():
             return []
         out: list[Command] = []
-        if c.schedule.steps and not any(s.lasting for s in self.saves):
+        if self.owed:  # at a later step, but not an interval later
+            self.owed = False
+            out += self._save(NEXT, True)
+        elif c.schedule.steps and not any(s.lasting for s in self.saves):
             done = [k.position.version for k in c.known if k.lasting] + [w[1] for w in self.written]
             done += [c.writing.position.version] if c.writing is not None and c.writing.lasting else []
             at = (max([*done, self.unsaved, self.step - 1]) // c.schedule.steps + 1) * c.schedule.steps

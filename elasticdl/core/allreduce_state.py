@@ -66,6 +66,7 @@ class AllreduceState:
     saves: list[Save] = field(default_factory=list)
     written: list[tuple[Save, int, str]] = field(default_factory=list)  # on disk and not yet published: step, part
     cuts: int = 0
+    owed: bool = False  # who was to write a lasting checkpoint went when its step was there already
     unsaved: int = 0  # the newest step whose lasting checkpoint could not be written
     checkpoint: str = ""  # the newest on disk
     exporter: str = ""  # who was asked to write the model

@@ -175,3 +175,24 @@ def test_a_stop_does_not_wait_for_ever_for_a_checkpoint() -> None:
     assert of(c.SaveState, play.hear(e.StopRequested("told to"))) == [c.SaveState(W[0], 1, NEXT)]
     play.hear(e.TimePassed(), 100.0)
     assert (play.job.outcome, "takes longer than 100 s" in play.job.reason) == ("failed", True)
+
+
+def test_a_lasting_checkpoint_whose_writer_dies_is_made_by_another_at_once() -> None:
+    play = Play(schedule=Schedule(steps=4))
+    play.trains(W[0], W[1])
+    play.step(5)
+    assert not of(c.SaveState, play.end(W[0])), "nobody trains"
+    assert of(c.SaveState, play.enter((1, 5))) == [c.SaveState(W[1], 2, NEXT)], "and not at step 8"
+    play.save(5)
+    assert play.job.checkpoint == "/c/step-5" and [s.at for s in play.job.saves] == [8]
+
+
+def test_a_job_does_not_end_before_the_last_lasting_checkpoint_is_made_by_another() -> None:
+    play = Play(schedule=Schedule(steps=4), max_step=4)
+    play.trains(W[0], W[1])
+    play.step(4)
+    play.end(W[0])
+    assert not play.job.outcome
+    play.enter((1, 4))
+    play.save(4)
+    assert play.job.outcome == "succeeded" and play.job.checkpoint == "/c/step-4"
