@@ -288,7 +288,8 @@ class WorldSession:
             copy_seconds=copy_seconds,
             copied_bytes=copied_bytes,
         )
-        return [pb.FromReplica(formed=formed)]
+        # Who said what they found, in the world before, may be gone without having been heard.
+        return [pb.FromReplica(formed=formed), *(pb.FromReplica(evaluated=e) for e in self.evaluations)]
 
     def commit(self, loss: float | None, seconds: float, stop: bool, records: int = 0) -> bool:
         """One more step is in the model; whether it is the world's first. `stop`: some member knew of a world to come,
