@@ -146,7 +146,7 @@ class KubernetesCluster:
     async def _follow(self) -> None:
         """List, watch for a while, list again: whatever a watch missed, the next list has."""
         loop, pauses, trouble = asyncio.get_running_loop(), Pauses(), ""
-        heard = loop.time()
+        heard, allowed = loop.time(), False  # whether a watch ever was
         while True:
             try:
                 version = await self._sync()
@@ -156,14 +156,15 @@ class KubernetesCluster:
                 watch = self._api.watch(f"{self._home}/pods", params, seconds=self._relist_seconds)
                 async with contextlib.aclosing(watch) as changes:
                     async for kind, pod in changes:
-                        heard, pauses = loop.time(), Pauses()
+                        heard, pauses, allowed = loop.time(), Pauses(), True
                         if kind != "BOOKMARK":
                             self._take(pod, deleted=kind == "DELETED")
+                allowed = True
                 if loop.time() - began >= SHORT_WATCH_SECONDS:
                     continue
             except ApiRefused as refusal:
                 # Rights that we had may be on their way back: those of a role that is applied anew, say.
-                if refusal.code not in _TRIED_AGAIN and not (refusal.code == 403 and self._synced.is_set()):
+                if refusal.code not in _TRIED_AGAIN and not (refusal.code == 403 and allowed):
                     raise
                 trouble = str(refusal)
             except WireError as error:
