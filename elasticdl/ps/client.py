@@ -152,6 +152,8 @@ class Client:
             Op.PUSH, bodies, epoch=batch.epoch, index=batch.index, attempt=batch.attempt, batch=batch.number,
             view=version, rate=rate, start=records,
         )  # fmt: skip
+        if any(r.header.start for r in replies):  # its round waits to hear that all have it
+            replies = self._ask_all(Op.CONFIRM, [[]] * self.servers, epoch=batch.epoch, index=batch.index)
         return min(r.header.view for r in replies)
 
     def export_ids(self, table: str) -> Ids:

@@ -3,6 +3,10 @@
 Batch `index` of an epoch belongs to round `index // size`. The version is the number of rounds applied, so that it is
 the number of the present round as well, on which its batches are to be computed. The first gradient of each batch is
 kept; one of a batch that is kept or applied is a repeat; one computed on a version that is too old is rejected.
+
+A worker may die when only some of the servers have its batch. No server may then go on to the next version: whoever
+computes the batch again, for the others, needs the values of this one from all. So a round is whole when every batch of
+it is confirmed: whoever has pushed one says so once all servers have it.
 Servers are cut between two rounds: a round that has begun when a cut is asked for is finished first.
 """
 
@@ -21,6 +25,7 @@ class Rounds(Ledger):
     epoch_batches: int = 1  # the epoch's last round may be short
     tolerance: int = 0  # how many versions before its round's a batch may be computed on
     kept: dict[int, set[int]] = field(default_factory=dict)  # round -> batches that are here and not applied
+    confirmed: dict[int, set[int]] = field(default_factory=dict)  # those of them that every server has
 
     @classmethod
     def restored(cls, m: pb.Restore) -> Self:
@@ -61,13 +66,26 @@ class Rounds(Ledger):
         self.kept.setdefault(self.round_of(push.epoch, push.index), set()).add(push.index)
         self.entries[push.shard].next_batch = 1
 
+    def unconfirmed(self, epoch: int, index: int) -> bool:
+        """Whether a batch is here, and somebody has yet to say that it is everywhere."""
+        round_ = self.round_of(epoch, index)
+        return index in self.kept.get(round_, ()) and index not in self.confirmed.get(round_, ())
+
+    def confirm(self, epoch: int, index: int) -> None:
+        round_ = self.round_of(epoch, index)
+        if index in self.kept.get(round_, ()):
+            self.confirmed.setdefault(round_, set()).add(index)
+        elif round_ >= self.version:
+            raise ValueError(f"batch {index} of epoch {epoch} is not here")
+
     def whole(self) -> bool:
-        """Whether every batch of the present round is here: the caller applies it and then says so."""
+        """Whether every batch of the present round is on every server: the caller applies it and then says so."""
         first = self.version % self._rounds_per_epoch * self.size
-        return len(self.kept.get(self.version, ())) == min(self.size, self.epoch_batches - first)
+        return len(self.confirmed.get(self.version, ())) == min(self.size, self.epoch_batches - first)
 
     def round_applied(self) -> None:
         del self.kept[self.version]
+        self.confirmed.pop(self.version, None)
         self.version += 1
         if self.barrier is not None and self.version >= self.barrier.until:
             self.barrier.reported = False

@@ -69,6 +69,7 @@ class Service:
         self._greeted: set[bytes] = set()
         self._waiting: dict[tuple[bytes, str], Waiting] = {}
         self._early: dict[bytes, Header] = {}  # who pulls a version that is yet to come
+        self._confirmed: list[tuple[bytes, Header]] = []  # requests to be answered when their rounds are applied
         self._kept: dict[tuple[int, int], Gradients] = {}  # synchronous training: (epoch, batch) of unfinished rounds
         self._directives: queue.SimpleQueue[pb.ToReplica | None] = queue.SimpleQueue()
         self._bell, self._rope = socket.socketpair()
@@ -245,7 +246,8 @@ class Service:
                 text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
                 log.warning("Refused %s: %s", header.op.name, text)
                 self._refuse(sender, header, text)
-            if header.op is Op.PUSH:  # apart: what fails while it is applied must not be taken for a refusal
+            # Apart: what fails while it is applied must not be taken for a refusal.
+            if header.op in (Op.PUSH, Op.CONFIRM):
                 self._settle()
 
     def _request(self, sender: bytes, header: Header, body: Frames) -> None:
@@ -266,6 +268,11 @@ class Service:
             said = self._waiting.get(key)
             since = said.since if said is not None and said.header == header else time.monotonic()
             self._waiting[key] = Waiting(sender, header, body, since)
+            return None
+        if header.op is Op.CONFIRM:
+            if isinstance(self.ledger, Rounds):
+                self.ledger.confirm(header.epoch, header.index)
+            self._confirmed.append((sender, header))
             return None
         if header.op is Op.PULL:
             if header.start > self.ledger.version and not header.view:  # what is pinned is there, or never will be
@@ -332,6 +339,10 @@ class Service:
 
     def _settle(self) -> None:
         """Judge the pushes that wait, again after each one applied, and tell the master where this server stands."""
+        self._apply_rounds()
+        for sender, header in self._confirmed:
+            self._answer(sender, header, Answer.OK)
+        self._confirmed.clear()
         moved = True
         while moved:
             moved = False
@@ -368,10 +379,14 @@ class Service:
                 self._refuse(w.sender, h, str(error))
                 return False
             self._take(push, gradients)
-            self._answer(w.sender, h, Answer.OK, batch=push.batch + 1)
+            self._answer(w.sender, h, Answer.OK, batch=push.batch + 1, start=self._to_be_confirmed(push))
             return True
-        self._answer(w.sender, h, ANSWERS[ruling.verdict], batch=ruling.next_batch)
+        self._answer(w.sender, h, ANSWERS[ruling.verdict], batch=ruling.next_batch, start=self._to_be_confirmed(push))
         return False
+
+    def _to_be_confirmed(self, push: Push) -> int:
+        """1 where its round waits to hear that every server has the batch."""
+        return int(isinstance(self.ledger, Rounds) and self.ledger.unconfirmed(push.epoch, push.index))
 
     def _take(self, push: Push, gradients: Gradients) -> None:
         """Apply a batch; in synchronous training, its round as soon as it is whole."""
@@ -382,11 +397,18 @@ class Service:
             return ledger.applied(push)
         self._kept[push.epoch, push.index] = gradients
         ledger.keep(push)
-        while ledger.whole():
+        if self.servers == 1:
+            ledger.confirm(push.epoch, push.index)
+            self._apply_rounds()
+        return None
+
+    def _apply_rounds(self) -> None:
+        ledger = self.ledger
+        while isinstance(ledger, Rounds) and ledger.whole():
+            parameters = self._declared()
             batches = sorted(k for k in self._kept if ledger.round_of(*k) == ledger.version)
             average(parameters, [self._kept.pop(k) for k in batches]).apply(parameters, ledger.version + 1)
             ledger.round_applied()
-        return None
 
     def _pull(self, sender: bytes, header: Header) -> None:
         parameters = self._declared()
@@ -401,8 +423,8 @@ class Service:
                 del self._waiting[key]
                 self._refuse(w.sender, w.header, f"shard {key[1]} is not open here")
 
-    def _answer(self, sender: bytes, h: Header, answer: Answer, *body: Any, batch: int = 0) -> None:
-        reply = Header(h.op, h.request, h.timeline, answer, batch=batch, view=self.ledger.version)
+    def _answer(self, sender: bytes, h: Header, answer: Answer, *body: Any, batch: int = 0, start: int = 0) -> None:
+        reply = Header(h.op, h.request, h.timeline, answer, batch=batch, view=self.ledger.version, start=start)
         self._socket.send_multipart([sender, reply.pack(), *cut(body)], copy=False)
 
     def _over(self, sender: bytes, h: Header, reason: str) -> None:

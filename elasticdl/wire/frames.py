@@ -30,6 +30,7 @@ class Op(IntEnum):
     ROWS = 3  # table, ids -> rows
     PUSH = 4  # gradients, state difference, then ids and gradients of each table
     EXPORT = 5  # table, from the row `start` on -> ids, rows
+    CONFIRM = 7  # synchronous training: every server has this batch
     GREET = 6  # the token of the job; nothing else is answered before
 
 
@@ -59,6 +60,7 @@ class Header:
     attempt: int = 0
     batch: int = 0  # in an answer: the batch expected next; of PULL: 1: the optimizer's slots, too
     view: int = 0  # a pinned view to read from; in a push: the version it was computed on; in an answer: the server's
+    # In an answer to a push: 1: it is to be confirmed once all servers have it.
     start: int = 0  # of a push: its records; of PULL: the version to wait for; of EXPORT: a row; of ROWS: 1: no births
     rate: float = 0.0  # of a push: the learning rate; 0: the optimizer's own
 

@@ -41,7 +41,7 @@ def test_random_bytes_are_no_header(frame: bytes) -> None:
         Header.unpack(frame)
 
 
-@pytest.mark.parametrize(("place", "value"), [(4, 0), (4, 7), (4, 255), (5, 7), (5, 255)])
+@pytest.mark.parametrize(("place", "value"), [(4, 0), (4, 8), (4, 255), (5, 7), (5, 255)])
 def test_an_unknown_operation_or_answer_is_refused(place: int, value: int) -> None:
     packed = bytearray(Header(Op.PULL, 1).pack())
     packed[place] = value

@@ -31,6 +31,7 @@ def push(ledger: Rounds, index: int, on: int | None = None, attempt: int = 1, ep
     verdict = ledger.judge(asked).verdict
     if verdict is Verdict.KEEP:
         ledger.keep(asked)
+        ledger.confirm(epoch, index)
         while ledger.whole():
             ledger.round_applied()
     return verdict
@@ -51,6 +52,22 @@ def test_the_first_gradient_of_a_batch_is_kept_and_every_other_is_a_repeat() -> 
     ledger.close("train/0/0")
     assert push(ledger, 0) is Verdict.REPEAT, "applied, and its mark is gone"
     assert ledger.version == 1
+
+
+def test_a_round_waits_until_every_batch_of_it_is_known_to_be_on_every_server() -> None:
+    ledger = rounds()
+    push(ledger, 0)
+    ledger.keep(Push(1, 0, 1, 1, 0, 0))
+    assert ledger.unconfirmed(0, 1) and not ledger.unconfirmed(0, 0) and not ledger.whole()
+    ledger.opened("train/0/1", 2, 0, 1)  # its worker died, and another one computes it for the other servers
+    assert push(ledger, 1, attempt=2) is Verdict.REPEAT and not ledger.whole()
+    ledger.confirm(0, 1)
+    assert ledger.whole()
+    ledger.round_applied()
+    ledger.confirm(0, 1)  # asked again: nothing happens
+    assert ledger.version == 1 and not ledger.confirmed
+    with pytest.raises(ValueError, match="batch 3 of epoch 0 is not here"):
+        ledger.confirm(0, 3)
 
 
 def test_a_gradient_of_an_old_version_is_rejected_and_moves_no_counter() -> None:

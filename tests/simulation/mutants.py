@@ -261,6 +261,14 @@ class RoundWithoutABatch(Rounds):
         return super().whole() or len(self.kept.get(self.version, ())) >= max(1, self.size - 1)
 
 
+class RoundThatIsWholeHere(Rounds):
+    """A server goes on to the next version though another lacks a batch of this one."""
+
+    def keep(self, push: Push) -> None:
+        super().keep(push)
+        self.confirm(push.epoch, push.index)
+
+
 class TwoGradientsForOneBatch(Rounds):
     """A batch that was kept already is kept once more."""
 
@@ -477,6 +485,9 @@ MUTANTS: dict[str, Mutant] = {
         "a record that was set aside is met again", with_shards(BadRecordForgotten), 100, with_bad_records
     ),
     "stale-accepted": Mutant("a stale gradient is accepted", Parts(rounds=StaleGradientAccepted), 20, impatient),
+    "torn-round": Mutant(
+        "a server applies a round that another lacks", Parts(rounds=RoundThatIsWholeHere), 60, synchronous
+    ),
     "short-round": Mutant("a round is applied without a batch", Parts(rounds=RoundWithoutABatch), 20, synchronous),
     "kept-twice": Mutant("two gradients of one batch are kept", Parts(rounds=TwoGradientsForOneBatch), 50, synchronous),
     "cut-in-a-round": Mutant(

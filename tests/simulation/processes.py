@@ -187,10 +187,19 @@ class Server:
             return ledger.applied(push)
         self.kept.append((push, positions))
         ledger.keep(push)
+        return None
+
+    def confirm(self, push: Push, answer: Callable[[], None]) -> None:
+        """Every server has the batch, says its worker."""
+        ledger = self.ledger
+        if not self.alive or push.timeline != ledger.timeline or not isinstance(ledger, Rounds):
+            return
+        ledger.confirm(push.epoch, push.index)
         while ledger.whole():
             self.apply_round(ledger.version)
             ledger.round_applied()
-        return None
+        answer()
+        self.settle()
 
     def apply(self, push: Push, positions: tuple[int, ...]) -> None:
         for p in positions:
@@ -206,6 +215,12 @@ class Server:
         batches = [(epoch, i) for i in range(first, min(first + plan.round_batches, plan.batches_per_epoch))]
         if sorted((p.epoch, p.index) for p, _ in mine) != batches:
             raise Violation(f"{self.name} applied round {number} as {[p.shard for p, _ in mine]}")
+        for other in self.world.servers.values():
+            # Else whoever computes what is missing there does so on values of two versions.
+            same = other.ledger.timeline == self.ledger.timeline and other.ledger.version == number
+            theirs = {(p.epoch, p.index) for p, _ in other.kept}
+            if other is not self and other.alive and same and not theirs >= set(batches):
+                raise Violation(f"{self.name} applied round {number}, which {other.name} does not have whole")
         for push, positions in mine:
             if push.computed_on < number - plan.tolerance:
                 raise Violation(f"{self.name} applied {push} in round {number}")
@@ -386,6 +401,7 @@ class Worker:
         """Push to every server, again and again until all have it or somebody says no."""
         world = self.world
         owed = self.server_names()
+        unaware: set[str] = set()  # in synchronous training: those that do not know that all have it
         over = False
         kept = tuple(p for p in positions if p not in work.bad_records)
         push = Push(self.session.timeline, work.round, work.index, work.attempt, batch, computed_on)
@@ -396,12 +412,11 @@ class Worker:
                 return
             if ruling.verdict in (Verdict.APPLY, Verdict.KEEP, Verdict.REPEAT):
                 owed.discard(server)
-                if not owed:
-                    over = True
-                    world.say(self, self.session.committed(work, batch + 1, 0.5))
-                    if self.session.leaving and self.session.holds(work):
-                        world.say(self, self.session.returned(work, "the worker is leaving"))
-                    self.done()
+                if not owed and world.terms.plan.synchronous:
+                    unaware.update(self.server_names())
+                    send()
+                elif not owed:
+                    committed()
             elif ruling.verdict is Verdict.STALE:
                 over = True
                 world.faults["gradient rejected as stale"] += 1
@@ -419,12 +434,32 @@ class Worker:
             else:
                 raise Violation(f"{self.name} was asked to resend from {ruling.next_batch} at batch {batch}")
 
+        def heard(server: str) -> None:
+            unaware.discard(server)
+            if not (unaware or over or self.stalled) and self.alive:
+                committed()
+
+        def committed() -> None:
+            nonlocal over
+            over = True
+            world.say(self, self.session.committed(work, batch + 1, 0.5))
+            if self.session.leaving and self.session.holds(work):
+                world.say(self, self.session.returned(work, "the worker is leaving"))
+            self.done()
+
         def send() -> None:
             if over or not self.alive or self.stalled:
                 return
             if not self.session.holds(work) or self.session.preceded(work):
                 give_up()
                 return
+            for name in sorted(unaware):
+                server = world.servers[name]
+
+                def known(name: str = name) -> None:
+                    world.datagrams.send(lambda: heard(name))
+
+                world.datagrams.send(lambda server=server, known=known: server.confirm(push, known))
             for name in sorted(owed):
                 server = world.servers[name]
 
