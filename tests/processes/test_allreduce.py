@@ -16,11 +16,6 @@ PLAIN = Description()
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return allreduce.write_data(tmp_path_factory.mktemp("ids"))
-
-
-@pytest.fixture(scope="module")
 def alone(data: Path):
     return allreduce.train_alone(PLAIN, data)
 

@@ -33,11 +33,6 @@ PATIENT = ("--master_grace_seconds=300", "--reconnect_seconds=300")  # however s
 CUT = "elasticdl-cut-worker-0"
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return allreduce.write_data(tmp_path_factory.mktemp("ids"))
-
-
 @pytest.fixture
 def proxy(tmp_path: Path) -> Iterator[Proxy]:
     """Between the master of the job `cut` and its first worker."""

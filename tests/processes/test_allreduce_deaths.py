@@ -23,11 +23,6 @@ MASTER = "elasticdl-deaths-master"
 alone = functools.cache(allreduce.train_alone)
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return allreduce.write_data(tmp_path_factory.mktemp("ids"))
-
-
 def start(
     tmp: Path, description: Description, data: Path, faults: str, checkpoint_seconds: float = 0.0
 ) -> tuple[RunningJob, Path]:

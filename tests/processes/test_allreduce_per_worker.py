@@ -39,11 +39,6 @@ def described(model: str = "pebble", epochs: int = 4, **more: Any) -> Descriptio
     return Description(model, epochs=epochs, more={"batch_policy": "per_worker", **more})
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return allreduce.write_data(tmp_path_factory.mktemp("ids"))
-
-
 def sizes(job: RunningJob) -> list[tuple[int, int]]:
     """From which step on how many workers trained, as their logs tell; what was lost with everybody is left out."""
     text = "".join(path.read_text() for path in job.paths.logs.glob("*-worker-*.log"))

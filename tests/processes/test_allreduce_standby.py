@@ -19,11 +19,6 @@ pytestmark = pytest.mark.processes
 PLAIN = Description(epochs=4, evaluation_steps=50)
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return allreduce.write_data(tmp_path_factory.mktemp("ids"))
-
-
 def standbys(status: pb.Status) -> list[str]:
     return [r.name for r in status.replicas if r.state == "standby"]
 
