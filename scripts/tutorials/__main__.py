@@ -44,16 +44,14 @@ def main() -> int:
         mounts = f"{args.mounts} " if args.mounts else ""
         stage = Stage(shell, args.base_image, args.namespace, scale, args.dev_image, mounts, args.stand_in)
         jobs = ("test-mnist", "test-mnist-allreduce") if play is not by_hand else ()
-        for job in jobs:
-            stage.clear(job)
+        stage.clear(*jobs)
         shell.say(f"# {title}")
         where = "a cluster of one node" if jobs else "a machine"
         shell.say(ABOUT.format(story=args.story, where=where) + (SCALED.format(scale=scale) if scale != 1 else ""))
         try:
             play(stage)
         finally:
-            for job in jobs:
-                stage.clear(job)
+            stage.clear(*jobs)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(shell.transcript())
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,14 @@ class Stage:
     def request(self, cpu: float, memory_mi: int) -> str:
         return f"cpu={cpu * self.scale:g},memory={memory_mi * self.scale:.0f}Mi"
 
+    def with_stand_in(self, manifest: str, indent: int) -> str:
+        """The manifest with what plays nginx's part; it ends when it is told to."""
+        if not self.stand_in:
+            return manifest
+        image = f"image: {self.stand_in}\n{' ' * indent}command: [sh, -c, \"trap 'exit 0' TERM; sleep 100000 & wait\"]"
+        manifest = manifest.replace("imagePullPolicy: Always", "imagePullPolicy: Never")
+        return manifest.replace("image: nginx:1.7.9", image)
+
     def until_pods(self, enough: Callable[[list[list[str]]], bool], selector: str = "") -> None:
         """Until the pods of the namespace are so; each is the words of its line."""
         pods: dict[str, list[str]] = {}
@@ -80,9 +89,15 @@ class Stage:
         )
         self.shell.quietly(f"kubectl wait{self.n} --for=delete pod/elasticdl-{job}-keeper --timeout=180s")
 
-    def clear(self, job: str) -> None:
-        self.shell.quietly(f"kubectl delete{self.n} configmap elasticdl-{job} --ignore-not-found")
-        self.shell.quietly(f"kubectl delete{self.n} pod -l elasticdl-job-name={job} --wait=true")
+    def clear(self, *jobs: str) -> None:
+        """Remove these jobs, and what a tutorial made besides."""
+        for job in jobs:
+            self.shell.quietly(f"kubectl delete{self.n} configmap elasticdl-{job} --ignore-not-found")
+            self.shell.quietly(f"kubectl delete{self.n} pod -l elasticdl-job-name={job} --wait=true")
+        if jobs:
+            for thing in ("deployment/test-nginx", "pod/my-pod", "pvc/fileserver-claim"):
+                self.shell.quietly(f"kubectl delete{self.n} {thing} --ignore-not-found")
+            self.shell.quietly(f"kubectl delete pv/{self.namespace}-fileserver --ignore-not-found")
 
 
 def _of(text: str, job: str) -> str:
@@ -203,12 +218,13 @@ def coming_and_going(stage: Stage) -> None:
     """001: a worker is deleted; a Deployment of high priority takes the room of workers, and gives it back."""
     shell, job = stage.shell, "test-mnist"
     _rights(stage)
-    shell.say(
-        "Two priorities, and the job: master and servers are important, workers may be taken away. It has 200 epochs "
-        "where the old tutorial has 5, so that it still trains when all else has been shown. Its image is on the node "
-        "already, which the pull policy says, and its data in a directory there rather than on a claim."
-    )
+    shell.say("Two priorities:")
     shell.type(f"kubectl apply -f {ROOT}/manifests/high.yaml -f {ROOT}/manifests/low.yaml")
+    _file_server(stage)
+    shell.say(
+        "The job: master and servers are important, workers may be taken away. Its image is on the node already, which "
+        "the pull policy says."
+    )
     sizes = "\n".join(
         f'  --{role}_resource_request="{stage.request(2, 2048)}" \\\n'
         f'  --{role}_resource_limit="cpu=2,memory=2048Mi" \\\n'
@@ -221,7 +237,7 @@ def coming_and_going(stage: Stage) -> None:
   --model_def=mnist_functional_api.mnist_functional_api.custom_model \\
   --training_data=/data/mnist/train \\
   --validation_data=/data/mnist/test \\
-  --num_epochs=200 \\
+  --num_epochs=5 \\
 {sizes}
   --minibatch_size=64 \\
   --num_minibatches_per_task=64 \\
@@ -232,7 +248,7 @@ def coming_and_going(stage: Stage) -> None:
   --job_name=test-mnist \\
   --log_level=INFO \\
   --image_pull_policy=Never \\
-  --volume="host_path=/data,mount_path=/data" \\
+  --volume="mount_path=/data,claim_name=fileserver-claim" \\
   --distribution_strategy=ParameterServerStrategy{stage.flag}""")
     stage.running(job, 8)
     stage.pods(job)
@@ -266,11 +282,62 @@ def coming_and_going(stage: Stage) -> None:
     shell.type(f"elasticdl status {job}{stage.word}")
     shell.say("Enough of it: a stop, with a checkpoint.")
     shell.type(f"elasticdl stop {job}{stage.word}")
-    shell.quietly(f"kubectl delete{stage.n} deployment test-nginx")
 
 
 def _is(pod: list[str], start: str, state: str) -> bool:
     return pod[0].startswith(start) and pod[2] == state
+
+
+FILE_SERVER = """
+apiVersion: v1
+kind: PersistentVolume
+metadata:
+  name: {namespace}-fileserver
+spec:
+  accessModes: [ReadWriteMany]
+  capacity: {{storage: 1Gi}}
+  storageClassName: ""
+  persistentVolumeReclaimPolicy: Retain
+  claimRef: {{name: fileserver-claim, namespace: {namespace}}}
+  local: {{path: {folder}}}
+  nodeAffinity:
+    required: {{nodeSelectorTerms: [{{matchExpressions: [{{key: kubernetes.io/os, operator: Exists}}]}}]}}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata:
+  name: fileserver-claim
+spec:
+  accessModes: [ReadWriteMany]
+  storageClassName: ""
+  volumeName: {namespace}-fileserver
+  resources: {{requests: {{storage: 1Gi}}}}
+"""
+
+
+def _file_server(stage: Stage) -> None:
+    """The claim of the tutorial, with the data: the node's records four times, 64,000 where MNIST has 60,000."""
+    shell = stage.shell
+    (shell.folder.parent / "fileserver").mkdir()
+    text = FILE_SERVER.format(namespace=stage.namespace, folder=shell.folder.parent / "fileserver")
+    (shell.folder / "fileserver-claim.yaml").write_text(text)
+    for split, times in (("train", 4), ("test", 1)):
+        for file in sorted(Path("/data/mnist", split).glob("*.recordio")):
+            for again in range(times):
+                copy = shell.folder / "data" / "mnist" / split / f"{again}-{file.name}"
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, copy)
+    shell.say(
+        "A claim with the data. A directory of the node is the file server here; the data is a part of MNIST four "
+        "times over, so that there is as much of it as of the whole."
+    )
+    shell.type(f"kubectl create{stage.n} -f fileserver-claim.yaml")
+    pod = (ROOT / "manifests" / "examples" / "my-pod.yaml").read_text()
+    (shell.folder / "my-pod.yaml").write_text(stage.with_stand_in(pod, indent=6))
+    shell.type(f"kubectl create{stage.n} -f my-pod.yaml")
+    shell.type(f"kubectl wait{stage.n} --for=condition=Ready pod/my-pod --timeout=180s")
+    shell.type(f"kubectl cp{stage.n} data/mnist my-pod:/data")
+    shell.type(f"kubectl delete{stage.n} pod my-pod")
 
 
 def _nginx(stage: Stage) -> None:
@@ -278,10 +345,7 @@ def _nginx(stage: Stage) -> None:
     text = (ROOT / "manifests" / "examples" / "nginx.yaml").read_text()
     text = re.sub(r"cpu: 2\b", f"cpu: {2 * stage.scale:g}", text)
     text = re.sub(r"memory: 2048Mi", f"memory: {2048 * stage.scale:.0f}Mi", text)
-    if stage.stand_in:
-        image = f'image: {stage.stand_in}\n          command: [sleep, "100000"]'
-        text = text.replace("image: nginx:1.7.9", image).replace("imagePullPolicy: Always", "imagePullPolicy: Never")
-    (stage.shell.folder / "nginx.yaml").write_text(text)
+    (stage.shell.folder / "nginx.yaml").write_text(stage.with_stand_in(text, indent=10))
     stage.shell.type(f"kubectl create{stage.n} -f nginx.yaml")
 
 
