@@ -64,7 +64,7 @@ if [ $# -gt 0 ]; then
   exit
 fi
 # Those whose pods only wait for orders, two files at a time; then whole jobs, which need the node's room for themselves.
-waiting=(tests/cluster tests/cli tests/seeds tests/kubernetes/test_submission.py tests/kubernetes/test_lease.py)
+waiting=(tests/cluster tests/cli tests/seeds tests/kubernetes/test_{submission,keeper,lease}.py)
 jobs=(tests/cluster/test_kubernetes.py::test_the_scheduler_takes_a_pod_away_for_one_of_higher_priority)
 for file in tests/kubernetes/test_*.py; do
   [[ " ${waiting[*]} " == *" $file "* ]] || jobs+=("$file")

@@ -182,11 +182,13 @@ def _make_home(spec: JobSpec, paths: names.JobPaths) -> None:
         raise UsageError([Problem("--state_dir", str(spec.state_dir), what, remedy)]) from error
 
 
-async def _ready(spec: JobSpec, paths: names.JobPaths, held: contextlib.ExitStack) -> JobSpec:
+async def _ready(
+    spec: JobSpec, paths: names.JobPaths, held: contextlib.ExitStack, claim_seconds: float = CLAIM_SECONDS
+) -> JobSpec:
     """Check model, data and places once in the job's life; the job as it then runs."""
     if paths.datasets.exists():
         spec = JobSpec.from_json(paths.job_file.read_bytes())
-        await _claim_again(_with_checkpoints(spec, paths), held)
+        await _claim_again(_with_checkpoints(spec, paths), held, claim_seconds)
         return spec
     problems, notes = preflight.check_output(spec)
     problems += preflight.check_checkpoint_dir(spec)
@@ -211,10 +213,10 @@ async def _ready(spec: JobSpec, paths: names.JobPaths, held: contextlib.ExitStac
     return spec
 
 
-async def _claim_again(spec: JobSpec, held: contextlib.ExitStack) -> None:
+async def _claim_again(spec: JobSpec, held: contextlib.ExitStack, claim_seconds: float) -> None:
     """The checkpoints' place, as the job had it. The master before this one may take a while to be gone."""
     loop, pauses = asyncio.get_running_loop(), Pauses()
-    deadline = loop.time() + CLAIM_SECONDS
+    deadline = loop.time() + claim_seconds
     while problems := preflight.claim_checkpoint_dir(spec, held):
         if loop.time() >= deadline:
             raise UsageError(problems)

@@ -96,16 +96,14 @@ def test_a_server_that_stumbles_is_asked_again_for_the_whole_log() -> None:
     asyncio.run(story())
 
 
-def test_a_log_that_falls_silent_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elasticdl.cluster.kubernetes.pod_logs._TRY_SECONDS", 0.1)
-
+def test_a_log_that_falls_silent_is_not_waited_for_without_end() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return await slowly(request, 5)
 
     async def story() -> None:
         async with serving(answer) as api:
             with pytest.raises(Unreachable, match=r"no more of a log came within 0\.2 s"):
-                await read(api, POD, silence_seconds=0.2)
+                await read(api, POD, silence_seconds=0.2, try_seconds=0.1)
 
     asyncio.run(story())
 

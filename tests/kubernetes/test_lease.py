@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from urllib.parse import urlsplit
@@ -16,20 +16,13 @@ import pytest
 from elasticdl.cluster.kubernetes.api import KubernetesApi
 from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.errors import Refused, Unreachable
-from tests.cluster.kubernetes_stage import kubectl, kubectl_soon, make_api, own_namespace, require_cluster
+from tests.cluster.kubernetes_stage import kubectl, kubectl_soon, make_api
 from tests.cluster.wires import Wire
 
 pytestmark = pytest.mark.kubernetes
 
 Run = Callable[..., None]
 LEASE_SECONDS = 3
-
-
-@pytest.fixture(scope="module")
-def namespace() -> Iterator[str]:
-    require_cluster()
-    with own_namespace() as name:
-        yield name
 
 
 @asynccontextmanager

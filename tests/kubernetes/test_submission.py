@@ -1,19 +1,10 @@
-"""Submitting a job to a real cluster: its objects, all or none; what the API server says before; and the keeper.
-
-The job's pods run little shell scripts here, put there by an overlay: what becomes of the job is seen from outside.
-"""
+"""Submitting a job to a real cluster: its objects, all or none, and what the API server says before."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import signal
-import sys
-import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,138 +13,33 @@ import yaml
 
 from elasticdl.cli.main import main
 from elasticdl.cli.submit import secrets_of
-from elasticdl.cluster.kubernetes import credentials, objects, submission
-from elasticdl.cluster.kubernetes.api import KubernetesApi
+from elasticdl.cluster.kubernetes import objects
 from elasticdl.cluster.kubernetes.keeper import Keeper
-from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.cluster.kubernetes.preflight import preflight
 from elasticdl.cluster.kubernetes.submission import conclude, submit
 from elasticdl.cluster.protocol import Exit
 from elasticdl.errors import Refused, UsageError
 from elasticdl.job import names
-from elasticdl.job.resolve import resolve
 from elasticdl.job.spec import JobSpec
 from elasticdl.master import in_cluster
-from tests.cluster.kubernetes_stage import (
-    CONTEXT,
-    IMAGE,
-    MANIFESTS,
-    PULL,
-    WHERE,
-    as_account,
-    grant,
-    kubectl,
-    own_namespace,
-    require_cluster,
+from tests.cluster.kubernetes_stage import MANIFESTS, WHERE, grant, kubectl
+from tests.kubernetes.submitted_jobs import (
+    ALL,
+    ENDS,
+    KINDS,
+    MASTER,
+    Make,
+    end_master,
+    master,
+    phase,
+    reach,
+    run,
+    submitted,
+    there,
+    until,
 )
 
 pytestmark = pytest.mark.kubernetes
-
-MASTER = "elasticdl-j-master"
-KINDS = "configmaps,secrets,services,networkpolicies,leases,pods"
-# What masters do here. The result of one that ends is put on its pod by the test.
-ENDS = "echo Evaluation metrics; until [ -e /tmp/end ]; do sleep 0.1; done"
-WAITS, CRASHES = "echo $$ > /tmp/pid; trap 'exit 143' TERM; sleep 600 & wait", "echo last words; exit 3"
-DEAF = "trap '' TERM; while true; do sleep 1; done"
-OVERLAY = """
-SCRIPTS = {{"master": {script!r}, "keeper": "sleep 600"}}
-
-def with_pod(pod):
-    script = SCRIPTS.get(pod["metadata"]["labels"]["elasticdl-replica-type"], "sleep 600")
-    main = pod["spec"]["containers"][0]
-    main["command"] = ["sh", "-c", script.replace("$", "$$")]
-    if pod["metadata"]["name"].endswith("keeper"):
-        pod["spec"]["terminationGracePeriodSeconds"] = 1
-    main["resources"] = {{"requests": {{"cpu": "10m", "memory": "16Mi"}}}}
-    {more}
-"""
-
-
-@pytest.fixture(scope="module")
-def namespace() -> Iterator[str]:
-    require_cluster()
-    with own_namespace() as name:
-        objects = list(yaml.safe_load_all((MANIFESTS / "elasticdl-rbac.yaml").read_text()))
-        grant(objects, name, names.SERVICE_ACCOUNT)
-        yield name
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(namespace: str) -> Iterator[None]:
-    yield
-    kubectl("delete", KINDS, "-l", "app=elasticdl", "--grace-period=0", "--force", namespace=namespace, fails=True)
-
-
-@pytest.fixture
-def make(namespace: str, tmp_path: Path) -> Callable[..., JobSpec]:
-    def made(script: str = WAITS, more: str = "pass", **values: Any) -> JobSpec:
-        (tmp_path / "overlay.py").write_text(OVERLAY.format(script=script, more=more))
-        given = {
-            "job_name": "j", "image_name": IMAGE, "image_pull_policy": PULL, "model_def": "a.b.c",
-            "training_data": "/data", "namespace": namespace, "cluster_spec": str(tmp_path / "overlay.py"),
-        }  # fmt: skip
-        return resolve(JobSpec.model_validate({**given, **values})).require()
-
-    return made
-
-
-Make = Callable[..., JobSpec]
-
-
-@contextlib.asynccontextmanager
-async def reach(account: str | None = None, namespace: str = "") -> AsyncIterator[KubernetesApi]:
-    """The API server as ourselves, or as a service account."""
-    found = credentials.find(CONTEXT, prefer_file=CONTEXT is not None)
-    api = KubernetesApi(found if account is None else as_account(found, namespace, account))
-    try:
-        yield api
-    finally:
-        await api.close()
-
-
-def run(story: Coroutine[Any, Any, Any], seconds: float = 180.0) -> None:
-    asyncio.run(asyncio.wait_for(story, seconds))
-
-
-def there(namespace: str) -> list[str]:
-    """What is there of jobs, as kind/name."""
-    found = json.loads(kubectl("get", KINDS, "-l", "app=elasticdl", "-o", "json", namespace=namespace))["items"]
-    return sorted(f"{thing['kind']}/{thing['metadata']['name']}" for thing in found)
-
-
-async def until(what: Callable[[], Any], seconds: float = 120.0) -> None:
-    """Until kubectl sees it."""
-    deadline = time.monotonic() + seconds
-    while not await asyncio.to_thread(what):
-        if time.monotonic() > deadline:
-            pytest.fail(f"not so within {seconds:g} s:\n{kubectl('get', KINDS, '-A', '-l', 'app=elasticdl')}")
-        await asyncio.sleep(0.3)
-
-
-def master(namespace: str) -> dict[str, Any]:
-    text = kubectl("get", "pod", MASTER, "-o", "json", namespace=namespace, fails=True)
-    found: dict[str, Any] = json.loads(text) if text else {}
-    return found
-
-
-def phase(namespace: str) -> str:
-    return str(master(namespace).get("status", {}).get("phase", "gone"))
-
-
-async def end_master(namespace: str) -> None:
-    """Of one that `ENDS`. A pod that runs cannot always be entered at once."""
-    words = ("exec", MASTER, "--", "sh", "-c", "touch /tmp/end; echo done")
-    await until(lambda: "done" in kubectl(*words, namespace=namespace, fails=True))
-
-
-async def submitted(api: KubernetesApi, spec: JobSpec, said: list[str] | None = None) -> str:
-    return await submit(api, spec, secrets_of(spec), tell=(said if said is not None else []).append)
-
-
-ALL = [
-    "ConfigMap/elasticdl-j", "NetworkPolicy/elasticdl-j", "Pod/elasticdl-j-keeper", f"Pod/{MASTER}",
-    "Secret/elasticdl-j", f"Service/{MASTER}",
-]  # fmt: skip
 
 
 def test_a_job_is_submitted_with_all_its_objects_and_goes_with_its_config_map(namespace: str, make: Make) -> None:
@@ -283,31 +169,29 @@ def test_whoever_may_not_submit_is_told_what_is_missing(namespace: str, make: Ma
     run(story())
 
 
+def apply_yaml(spec: JobSpec, folder: Path, *more: str) -> str:
+    """Give the YAML of a job to kubectl: what that says."""
+    place = str(folder / "job.yaml")
+    given = ["job_name", "image_name", "image_pull_policy", "model_def", "training_data", "cluster_spec", "namespace"]
+    assert main(["train", *(f"--{name}={getattr(spec, name)}" for name in given), f"--yaml={place}"]) == 0
+    return kubectl("apply", "-f", place, *more, namespace=str(spec.namespace))
+
+
 def test_the_yaml_of_a_job_is_taken_by_kubectl(namespace: str, make: Make, tmp_path: Path) -> None:
-    spec = make()
-    words = [f"--{name}={getattr(spec, name)}" for name in ("job_name", "image_name", "model_def", "training_data")]
-    assert main(["train", *words, f"--namespace={namespace}", f"--yaml={tmp_path / 'job.yaml'}"]) == 0
-    said = kubectl("apply", "--dry-run=server", "-f", str(tmp_path / "job.yaml"), namespace=namespace)
-    assert len(said.splitlines()) == 6
+    assert len(apply_yaml(make(), tmp_path, "--dry-run=server").splitlines()) == 6
+    assert there(namespace) == []
 
 
 def test_a_job_that_kubectl_made_is_removed_with_all_its_objects(namespace: str, make: Make, tmp_path: Path) -> None:
-    spec, place = make(), str(tmp_path / "job.yaml")
-    given = ("job_name", "image_name", "image_pull_policy", "model_def", "training_data", "cluster_spec")
-    words = [f"--{name}={getattr(spec, name)}" for name in given]
-    assert main(["train", *words, f"--namespace={namespace}", f"--yaml={place}"]) == 0
-    kubectl("apply", "-f", place, namespace=namespace)
+    apply_yaml(make(), tmp_path)
     assert there(namespace) == ALL
     assert main(["stop", "j", "--now", f"--namespace={namespace}", *WHERE]) == 0
     assert there(namespace) == []
 
 
 def test_a_finished_job_that_kubectl_made_is_in_nobodys_way(namespace: str, make: Make, tmp_path: Path) -> None:
-    spec, place = make(), str(tmp_path / "job.yaml")
-    given = ("job_name", "image_name", "image_pull_policy", "model_def", "training_data", "cluster_spec")
-    words = [f"--{name}={getattr(spec, name)}" for name in given]
-    assert main(["train", *words, f"--namespace={namespace}", f"--yaml={place}"]) == 0
-    kubectl("apply", "-f", place, namespace=namespace)
+    spec = make()
+    apply_yaml(spec, tmp_path)
     before = json.loads(kubectl("get", "secret", "elasticdl-j", "-o", "json", namespace=namespace))
     # What is left when its keeper has done its work; the pods are out of the way for a quicker test.
     kubectl("delete", "configmap", "elasticdl-j", namespace=namespace)
@@ -323,9 +207,7 @@ def test_a_finished_job_that_kubectl_made_is_in_nobodys_way(namespace: str, make
     assert after["data"] != before["data"] and after["metadata"]["ownerReferences"]
 
 
-def test_the_name_of_a_job_that_is_over_is_used_again_as_soon_as_it_is_removed(
-    namespace: str, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_name_of_a_job_that_is_over_is_used_again_as_soon_as_it_is_removed(namespace: str, make: Make) -> None:
     async def story() -> None:
         async with reach() as api:
             spec = make(ENDS)
@@ -333,16 +215,14 @@ def test_the_name_of_a_job_that_is_over_is_used_again_as_soon_as_it_is_removed(
             note = json.dumps({"outcome": "succeeded", "reason": ""})
             kubectl("annotate", "pod", MASTER, f"{names.ANNOTATION_RESULT}={note}", namespace=namespace)
             assert await preflight(api, spec, secrets_of(spec)) == [], "it is over, whatever a kubelet says"
-            monkeypatch.setattr(submission, "OVER_SECONDS", 0.5)
             with pytest.raises(UsageError) as refused:  # nobody removes it: its keeper is a shell
-                await submitted(api, spec)
+                await submitted(api, spec, over_seconds=0.5)
             (problem,) = refused.value.problems
             assert problem.remedy == f"Remove what is left of it: elasticdl stop j --now --namespace={namespace}."
-            monkeypatch.setattr(submission, "OVER_SECONDS", 60.0)
             said: list[str] = []
-            again = asyncio.create_task(submitted(api, spec, said))
-            await asyncio.sleep(1)
-            assert not again.done()
+            again = asyncio.create_task(submitted(api, spec, said, over_seconds=60))
+            done, _ = await asyncio.wait({again}, timeout=1)
+            assert not done
             await conclude(api, namespace, "j", await asyncio.to_thread(master, namespace), uid)
             assert await again != uid
             assert said == ["An earlier job j succeeded; its master's pod, which held its log, is removed."]
@@ -417,139 +297,3 @@ def test_a_node_can_be_drained_without_being_forced(namespace: str, make: Make) 
     told = ["--dry-run=client", "--delete-emptydir-data", "--ignore-daemonsets"]
     said = kubectl("drain", node, *told, f"--pod-selector={names.LABEL_JOB}=j")
     assert f"evicting pod {namespace}/{MASTER}" in said
-
-
-# The keeper, run here with the rights that it has in its pod.
-
-
-@contextlib.asynccontextmanager
-async def kept(namespace: str, spec: JobSpec) -> AsyncIterator[asyncio.Task[None]]:
-    async with reach() as api:
-        await submitted(api, spec)
-    async with reach(names.SERVICE_ACCOUNT, namespace) as api:
-        keeping = asyncio.create_task(Keeper(api, namespace, "j").run())
-        try:
-            yield keeping
-        finally:
-            keeping.cancel()
-            await asyncio.wait({keeping})
-
-
-def test_a_deleted_master_is_made_again_as_it_was(namespace: str, make: Make) -> None:
-    async def story() -> None:
-        async with kept(namespace, make(DEAF)):
-            await until(lambda: phase(namespace) == "Running")
-            before = await asyncio.to_thread(master, namespace)
-            uid, owner = before["metadata"]["uid"], before["metadata"]["ownerReferences"][0]
-            async with reach(names.SERVICE_ACCOUNT, namespace) as api:
-                lease = Lease(api, namespace, "j", uid, owner)
-                await lease.acquire()
-                kubectl("delete", "pod", MASTER, "--wait=false", namespace=namespace)
-                await asyncio.sleep(2.5)
-                assert (await asyncio.to_thread(master, namespace))["metadata"]["uid"] == uid, "it has its grace"
-                await lease.release()
-            # From here on its pod is not waited for, which does not heed SIGTERM.
-            await until(lambda: master(namespace).get("metadata", {}).get("uid", uid) != uid, 20.0)
-            await until(lambda: phase(namespace) == "Running")
-            after = await asyncio.to_thread(master, namespace)
-            assert after["spec"]["containers"][0]["env"] == before["spec"]["containers"][0]["env"]
-            assert after["metadata"]["ownerReferences"] == before["metadata"]["ownerReferences"]
-            assert after["metadata"]["annotations"][names.ANNOTATION_CRASHES] == "0"
-            events = kubectl("get", "events", "-o", "jsonpath={.items[*].reason}", namespace=namespace)
-            assert "MasterStarted" in events
-
-    run(story(), 280)
-
-
-def test_a_master_that_fails_again_and_again_fails_the_job_and_only_its_pod_is_left(namespace: str, make: Make) -> None:
-    async def story() -> None:
-        async with kept(namespace, make(CRASHES)) as keeping:
-            await asyncio.wait_for(keeping, 200)
-        await until(lambda: there(namespace) == [f"Pod/{MASTER}"])
-        pod = await asyncio.to_thread(master, namespace)
-        assert "ownerReferences" not in pod["metadata"]
-        result = json.loads(pod["metadata"]["annotations"][names.ANNOTATION_RESULT])
-        assert (result["outcome"], result["exit_code"]) == ("failed", 1)
-        assert result["reason"] == "the master failed 4 times: exit code 3\nlast words"
-        assert pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
-        assert kubectl("logs", MASTER, namespace=namespace) == "last words\n"
-
-    run(story(), 280)
-
-
-def test_a_master_that_was_killed_costs_no_attempt_and_its_lease_is_given_back_at_once(
-    namespace: str, make: Make
-) -> None:
-    async def story() -> None:
-        spec = make()
-        async with kept(namespace, spec):
-            await until(lambda: phase(namespace) == "Running")
-            pod = await asyncio.to_thread(master, namespace)
-            async with reach(names.SERVICE_ACCOUNT, namespace) as api:
-                owner = pod["metadata"]["ownerReferences"][0]
-                await Lease(api, namespace, "j", pod["metadata"]["uid"], owner).acquire()
-                kill = "(sleep 0.2; kill -9 $(cat /tmp/pid)) > /dev/null 2>&1 &"
-                kubectl("exec", MASTER, "--", "sh", "-c", kill, namespace=namespace)
-                uid = pod["metadata"]["uid"]
-                await until(lambda: phase(namespace) == "Running" and master(namespace)["metadata"]["uid"] != uid)
-                after = await asyncio.to_thread(master, namespace)
-                assert after["metadata"]["annotations"][names.ANNOTATION_CRASHES] == "0"
-                async with asyncio.timeout(5):  # it lasts 40 s: nobody has to wait for that
-                    await Lease(api, namespace, "j", after["metadata"]["uid"], owner).acquire()
-
-    run(story(), 280)
-
-
-def test_a_job_with_a_result_leaves_its_masters_pod_with_exit_status_and_log(namespace: str, make: Make) -> None:
-    async def story() -> None:
-        async with kept(namespace, make(ENDS)) as keeping:
-            await until(lambda: phase(namespace) == "Running")
-            note = json.dumps({"outcome": "succeeded", "reason": ""})
-            kubectl("annotate", "pod", MASTER, f"{names.ANNOTATION_RESULT}={note}", namespace=namespace)
-            await end_master(namespace)
-            await asyncio.wait_for(keeping, 120)
-        await until(lambda: there(namespace) == [f"Pod/{MASTER}"])
-        assert phase(namespace) == "Succeeded"
-        assert kubectl("logs", MASTER, namespace=namespace) == "Evaluation metrics\n"
-
-    run(story(), 280)
-
-
-def test_a_keeper_that_is_sent_away_together_with_its_master_brings_that_back_first(
-    namespace: str, make: Make, tmp_path: Path
-) -> None:
-    env = dict(os.environ)
-
-    async def story() -> None:
-        async with reach() as api:
-            await submitted(api, make())
-        await until(lambda: phase(namespace) == "Running")
-        uid = (await asyncio.to_thread(master, namespace))["metadata"]["uid"]
-        words = ("-m", "elasticdl.cluster.kubernetes.keeper", "j", namespace)
-        if CONTEXT is not None:  # a keeper knows no contexts: give it a kubeconfig whose current one it is
-            text = kubectl("config", "view", "--raw", "--flatten", "--minify")
-            (tmp_path / "config").write_text(text)
-            env["KUBECONFIG"] = str(tmp_path / "config")
-        keeper = await asyncio.create_subprocess_exec(sys.executable, *words, env=env, stderr=asyncio.subprocess.PIPE)
-        assert keeper.stderr is not None
-        try:
-            await asyncio.sleep(3)
-            kubectl("delete", "pod", MASTER, "--wait=false", "--grace-period=2", namespace=namespace)
-            keeper.send_signal(signal.SIGTERM)
-            _, said = await asyncio.wait_for(keeper.communicate(), 40)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                keeper.kill()
-        assert keeper.returncode == 0
-        assert "The master is started again." in said.decode()
-        assert (await asyncio.to_thread(master, namespace))["metadata"]["uid"] != uid
-
-    run(story(), 280)
-
-
-def test_a_keeper_of_a_job_that_is_gone_ends(namespace: str) -> None:
-    async def story() -> None:
-        async with reach(names.SERVICE_ACCOUNT, namespace) as api:
-            await Keeper(api, namespace, "j").run()
-
-    run(story(), 10)

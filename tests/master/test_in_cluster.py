@@ -43,10 +43,7 @@ def test_a_place_that_cannot_be_written_to_is_named_with_the_remedy(tmp_path: Pa
     assert "or name another place on one with --state_dir" in problem.remedy
 
 
-def test_a_master_that_returns_waits_for_its_checkpoints_and_does_not_share_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(in_cluster, "CLAIM_SECONDS", 0.3)
+def test_a_master_that_returns_waits_for_its_checkpoints_and_does_not_share_them(tmp_path: Path) -> None:
     paths = JobPaths(tmp_path, "default-1")
     paths.root.mkdir()
     spec = JobSpec.model_validate({"job_name": "j", "checkpoint_dir": str(tmp_path / "checkpoints")})
@@ -56,13 +53,12 @@ def test_a_master_that_returns_waits_for_its_checkpoints_and_does_not_share_them
     with (tmp_path / "checkpoints" / ".job").open("a+") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with contextlib.ExitStack() as held, pytest.raises(UsageError, match="another job that runs keeps its"):
-            asyncio.run(in_cluster._ready(spec, paths, held))
-        monkeypatch.setattr(in_cluster, "CLAIM_SECONDS", 10.0)
+            asyncio.run(in_cluster._ready(spec, paths, held, claim_seconds=0.3))
 
         async def story() -> JobSpec:
             asyncio.get_running_loop().call_later(0.2, fcntl.flock, other, fcntl.LOCK_UN)
             with contextlib.ExitStack() as held:
-                return await in_cluster._ready(spec, paths, held)
+                return await in_cluster._ready(spec, paths, held, claim_seconds=10)
 
         assert asyncio.run(story()) == spec
 

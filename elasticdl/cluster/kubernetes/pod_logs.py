@@ -47,6 +47,7 @@ async def read(
     *,
     previous: bool = False,
     silence_seconds: float = _SILENCE_SECONDS,
+    try_seconds: float = _TRY_SECONDS,
 ) -> list[Line]:
     """What a pod has said; nothing while it has not started. A long log may take long, as long as more of it comes."""
     params = {"container": main_container(pod), "timestamps": "true"}
@@ -55,7 +56,7 @@ async def read(
     if previous:
         params["previous"] = "true"
     loop, pauses = asyncio.get_running_loop(), Pauses()
-    deadline = loop.time() + _TRY_SECONDS
+    deadline = loop.time() + try_seconds
     while True:
         try:
             return await _all(api.lines(_path(pod), params), silence_seconds)

@@ -58,6 +58,7 @@ async def submit(
     *,
     master_exists: bool = False,
     tell: Callable[[str], None] = log.info,
+    over_seconds: float = OVER_SECONDS,
 ) -> str:
     """Make a resolved job's objects, or none of them; returns the uid of its ConfigMap, to which they belong.
 
@@ -74,7 +75,7 @@ async def submit(
             if known["name"] == names.config_name(job):
                 return str(known["uid"])
     else:
-        await make_room(api, spec, tell)
+        await _make_room(api, spec, tell, over_seconds)
     by = owner(job, await _begin(api, objects.config_map, mark))
     try:
         await _make(api, owned(objects.secret, by), mark)
@@ -207,13 +208,13 @@ async def conclude(api: KubernetesApi, namespace: str, job: str, master: Pod, ui
 # Room for a job whose name was used before.
 
 
-async def make_room(api: KubernetesApi, spec: JobSpec, tell: Callable[[str], None] = log.info) -> None:
+async def _make_room(api: KubernetesApi, spec: JobSpec, tell: Callable[[str], None], over_seconds: float) -> None:
     """Remove the pods that an earlier job of this name left; raises UsageError when it is still running."""
     namespace, job = str(spec.namespace), str(spec.job_name)
     problem = await name_taken(api, spec)
     if problem is not None:
         raise UsageError([problem])
-    await _wait_for_config(api, namespace, job)
+    await _wait_for_config(api, namespace, job, over_seconds)
     pods = await _pods(api, namespace, job)
     for pod in pods["items"]:
         if pod["metadata"]["labels"].get(names.LABEL_TYPE) == names.MASTER:
@@ -254,13 +255,13 @@ def in_use(job: str, namespace: str) -> Problem:
     return Problem("--job_name", job, f"a job of this name is in namespace {namespace} already", remedy)
 
 
-async def _wait_for_config(api: KubernetesApi, namespace: str, job: str) -> None:
+async def _wait_for_config(api: KubernetesApi, namespace: str, job: str, over_seconds: float) -> None:
     """Until the ConfigMap of a job that is over is gone: its keeper removes it, if its master did not come to it."""
     loop, pauses = asyncio.get_running_loop(), Pauses()
-    deadline = loop.time() + OVER_SECONDS
+    deadline = loop.time() + over_seconds
     while await find(api, "ConfigMap", namespace, names.config_name(job)) is not None:
         if loop.time() >= deadline:
-            what = f"an earlier job of this name is over, and was not removed within {OVER_SECONDS:g} s"
+            what = f"an earlier job of this name is over, and was not removed within {over_seconds:g} s"
             remedy = f"Remove what is left of it: elasticdl stop {job} --now --namespace={namespace}."
             raise UsageError([Problem("--job_name", job, what, remedy)])
         await asyncio.sleep(pauses.next())  # a watch would need another permission
