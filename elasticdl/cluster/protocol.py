@@ -36,6 +36,7 @@ class ReplicaRequest:
     env: Mapping[str, str]  # laid over the environment that every replica gets
     cpu_limit: float | None = None
     memory_limit_bytes: int | None = None
+    number: int = 0  # among those of its role that there should be; an index is never used again, this is
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -18,6 +18,7 @@ class LaunchReplica(Command):
     index: int
     reason: str
     memory_factor: float = 1.0
+    number: int = 0  # among those of its role: whoever comes for one that is gone has its number, but another index
 
 
 @dataclass(frozen=True)

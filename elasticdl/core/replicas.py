@@ -75,7 +75,7 @@ class Slot:
     """A place that wants to be filled by one replica at a time."""
 
     role: str
-    number: int
+    number: int  # a server's index; a worker's is chosen whenever one comes
     replica: str = ""  # who fills it
     crashes: int = 0
     turned_away: int = 0  # times in a row
@@ -276,20 +276,27 @@ class Replicas:
 
     def _launch(self, r: Replica, reason: str) -> LaunchReplica:
         slot = self.slots[r.slot]
-        return LaunchReplica(r.role, r.index, reason, MEMORY_GROWTH**slot.memory_raises)
+        return LaunchReplica(r.role, r.index, reason, MEMORY_GROWTH**slot.memory_raises, slot.number)
 
     def _fill(self, now: float, out: list[Command]) -> None:
         if self.finished:
             return
-        for place, slot in enumerate(self.slots):
+        for position, slot in enumerate(self.slots):
             if slot.replica or now < slot.due or not slot.wanted:
                 continue
+            if slot.role != "ps":
+                slot.number = self._free_number(slot.role)
             index = slot.number if slot.role == "ps" else self.next_index.get(slot.role, 0)
             self.next_index[slot.role] = max(self.next_index.get(slot.role, 0), index + 1)
             name = replica_name(self.job, slot.role, index)
-            self.replicas[name] = Replica(name, slot.role, index, place, since=now)
+            self.replicas[name] = Replica(name, slot.role, index, position, since=now)
             slot.replica = name
             out.append(self._launch(self.replicas[name], slot.reason))
+
+    def _free_number(self, role: str) -> int:
+        """The lowest that nobody has who is to stay: those who stay have 0, 1, 2 … again, whoever went before."""
+        taken = {s.number for s in self.slots if s.role == role and s.replica and s.wanted}
+        return next(number for number in range(len(taken) + 1) if number not in taken)
 
     def _gone(
         self, name: str, uid: str, cause: str, reason: str, last_lines: tuple[str, ...], now: float, out: list[Command]

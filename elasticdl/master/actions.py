@@ -37,7 +37,7 @@ class Actions:
     checkpoint_dir: str
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
-    def request(self, role: str, index: int, memory_factor: float) -> ReplicaRequest:
+    def request(self, role: str, index: int, memory_factor: float, number: int = 0) -> ReplicaRequest:
         """What to ask of the cluster for a replica of this role."""
         spec = self.spec
         name = names.replica_name(str(spec.job_name), role, index)
@@ -66,7 +66,7 @@ class Actions:
             command = tuple(spec.command_words)
         return ReplicaRequest(
             name, role, index, command, env, cpu,
-            math.ceil(memory * memory_factor) if memory is not None else None,
+            math.ceil(memory * memory_factor) if memory is not None else None, number,
         )  # fmt: skip
 
     @property

@@ -135,8 +135,7 @@ class Master:
         finally:
             for task in (watch, errands):
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Unreachable):
-                    await task
+            await asyncio.gather(watch, errands, return_exceptions=True)  # what ended one was raised above
             await self._all_deleted()
 
     async def _next(self, *never: asyncio.Task[None]) -> list[e.Event]:
@@ -199,8 +198,8 @@ class Master:
 
     async def _act(self, effect: Effect) -> None:
         match effect:
-            case c.LaunchReplica(role, index, reason, memory_factor):
-                request = self.actions.request(role, index, memory_factor)
+            case c.LaunchReplica(role, index, reason, memory_factor, number):
+                request = self.actions.request(role, index, memory_factor, number)
                 self._announce(f"starting {request.name}: {reason}")
                 self._errands.put_nowait(partial(self._launch, request))
             case c.StopReplica(name, reason, grace_seconds):

@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elasticdl.cluster import ReplicaRequest
 from elasticdl.cluster.kubernetes import overlay
 from elasticdl.cluster.kubernetes.pods import PodMaker, merged, priority_of
 from elasticdl.cluster.kubernetes.preflight import restarted
+from elasticdl.core.commands import Command, LaunchReplica
+from elasticdl.core.events import MasterStarted, ReplicaGone
+from elasticdl.core.replicas import PREEMPTED, Budget, Replicas
 from elasticdl.errors import UsageError
 from elasticdl.job.spec import JobSpec
 
@@ -116,13 +121,33 @@ def test_a_replica_that_comes_back_with_more_memory_requests_more_too() -> None:
     ],
 )
 def test_a_share_of_the_workers_has_the_high_priority_and_the_rest_the_low_one(flag: str, classes: list[str]) -> None:
-    assert [priority_of(job(worker_pod_priority=flag), "worker", index) for index in range(4)] == classes
+    assert [priority_of(job(worker_pod_priority=flag), "worker", number) for number in range(4)] == classes
 
 
 def test_a_tenth_of_the_workers_stays_a_tenth_however_many_come() -> None:
     spec = job(worker_pod_priority="0.1")
-    high = sum(priority_of(spec, "worker", index) == "high" for index in range(1000))
+    high = sum(priority_of(spec, "worker", number) == "high" for number in range(1000))
     assert high == 100
+
+
+@given(st.lists(st.integers(0, 3), max_size=20))
+def test_the_workers_that_live_have_the_share_asked_for_whoever_was_lost_before(lost: list[int]) -> None:
+    maker, replicas = PodMaker(job(worker_pod_priority="high=0.5")), Replicas.wanting("j", {"worker": 4}, Budget())
+    living: dict[str, str] = {}  # the class of each
+
+    def obey(commands: list[Command]) -> None:
+        for launch in commands:
+            if isinstance(launch, LaunchReplica):
+                pod = maker(request(index=launch.index, number=launch.number))
+                living[pod["metadata"]["name"]] = pod["spec"]["priorityClassName"]
+
+    obey(replicas.handle(MasterStarted(), 0.0))
+    for which in lost:
+        gone = sorted(living)[which]
+        was = living.pop(gone)
+        obey(replicas.handle(ReplicaGone(gone, f"uid of {gone}", PREEMPTED, "preempted"), 0.0))
+        assert was == living[replicas.slots[replicas.replicas[gone].slot].replica], "as the one that it came for"
+        assert sorted(living.values()) == ["high", "high", "low", "low"]
 
 
 def test_other_roles_have_their_own_priority() -> None:

@@ -250,6 +250,8 @@ class ReplicasMachine(RuleBasedStateMachine):
         if not self.over:
             for role, count in self.wanted.items():
                 assert len(self.replicas.joined(role)) == count, "churn stopped, somebody is missing"
+                numbers = sorted(self.replicas.slots[r.slot].number for r in self.replicas.joined(role))
+                assert numbers == list(range(count)), "a number is missing, or two have the same"
 
 
 class JobMachine(RuleBasedStateMachine):

@@ -59,6 +59,39 @@ def test_a_lost_worker_is_replaced_at_once_under_the_next_free_index() -> None:
     assert "elasticdl-j-worker-0 is gone" in next(x.reason for x in out if isinstance(x, c.LaunchReplica))
 
 
+def numbers(commands: list[c.Command]) -> list[int]:
+    return [x.number for x in commands if isinstance(x, c.LaunchReplica)]
+
+
+def test_who_comes_for_a_lost_worker_has_its_number_and_a_server_has_its_index() -> None:
+    house = House(workers=3, servers=2)
+    assert numbers(house.first) == [0, 1, 0, 1, 2]
+    assert numbers(house.end(1, PREEMPTED)) == [1]
+    assert numbers(house.end(0, CRASHED)) == [], "after a pause"
+    assert numbers(house.end(3, PREEMPTED)) == [0], "the first to come takes the lowest"
+    assert numbers(house.hear(e.TimePassed(), after=1.0)) == [1]
+    assert numbers(house.end(1, PREEMPTED, role="ps")) == [1]
+
+
+def test_a_launch_that_the_next_master_repeats_has_the_number_it_had() -> None:
+    house = House(workers=3)
+    house.end(1, PREEMPTED)
+    out = house.hear(e.MasterStarted(((name("worker", 0), "uid-worker-0"), (name("worker", 2), "uid-worker-2"))))
+    assert (launched(out), numbers(out)) == ([("worker", 3)], [1])
+
+
+def test_workers_that_stay_when_others_are_sent_away_are_numbered_from_nought_as_they_are_replaced() -> None:
+    house = House(workers=4)
+    for index in (1, 3):
+        house.start("worker", index)
+    stopped = [x for x in house.replicas.resize("worker", 2, house.now) if isinstance(x, c.StopReplica)]
+    assert [x.name for x in stopped] == [name("worker", 0), name("worker", 2)]
+    assert numbers(house.end(3, PREEMPTED)) == [0], "of one that is on its way out"
+    for index in (0, 2):
+        assert launched(house.end(index, PREEMPTED)) == []
+    assert numbers(house.replicas.resize("worker", 4, house.now)) == [2, 3]
+
+
 def test_preemption_never_counts_however_often_it_comes() -> None:
     house = House(workers=1, crashes=0)
     for index in range(50):

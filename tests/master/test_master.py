@@ -98,6 +98,8 @@ def test_workers_that_are_lost_are_replaced_and_nothing_is_trained_twice(run: Ru
                 assert master.status().losses == 3
                 stage.check_exactly_once()
                 assert "elasticdl-j-worker-4" in stage.workers
+                numbers = [stage.cluster.requests[f"elasticdl-j-worker-{index}"].number for index in range(5)]
+                assert numbers == [0, 1, 0, 1, 0], "each has the number of the one that it came for"
 
     run(story())
 

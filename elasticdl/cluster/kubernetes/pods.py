@@ -89,7 +89,7 @@ class PodMaker:
         }
         if role in _WITH_TOKEN and self.service_account is not None:
             pod_spec["serviceAccountName"] = self.service_account
-        priority = priority_of(spec, role, request.index)
+        priority = priority_of(spec, role, request.number)
         if priority is not None:
             pod_spec["priorityClassName"] = priority
         if self.run_as is not None:
@@ -129,8 +129,11 @@ def image_of(spec: JobSpec, role: str) -> str:
     return image
 
 
-def priority_of(spec: JobSpec, role: str, index: int) -> str | None:
-    """The PriorityClass of a replica. A share of the workers is spread evenly over their indices, newcomers too."""
+def priority_of(spec: JobSpec, role: str, number: int) -> str | None:
+    """The PriorityClass of a replica. A share of the workers is spread evenly over their numbers, newcomers too.
+
+    Not over their indices: those with a low priority are lost most often, and would have high successors in the end.
+    """
     if role != names.WORKER:
         found: str | None = getattr(spec, f"{names.MASTER if role == names.KEEPER else role}_pod_priority")
         return found
@@ -138,7 +141,7 @@ def priority_of(spec: JobSpec, role: str, index: int) -> str | None:
     if asked is None or asked.share == 1.0:
         return None if asked is None else asked.name
     # Rounded, so that 0.1 ten times is one.
-    before, after = (math.floor(round(i * asked.share, 9)) for i in (index, index + 1))
+    before, after = (math.floor(round(i * asked.share, 9)) for i in (number, number + 1))
     return asked.name if after > before else LOW_PRIORITY
 
 
