@@ -11,9 +11,9 @@
 #
 # The tests make namespaces of their own and remove them. Their pods run the image ELASTICDL_K8S_IMAGE (with sh, mkfifo
 # and python3; python:3.11-slim by default) with the pull policy ELASTICDL_K8S_PULL (IfNotPresent by default). The cluster
-# that is started here has an image of its own, and pulls none.
+# of ../shared/kube, started here or before, has an image of its own, and pulls none.
 # PYTHON is the Python that has ElasticDL and its development tools.
-# Exit code 2: no cluster is there to test on; 3: this machine cannot run one; otherwise pytest's.
+# Exit code 2: no cluster is there to test on; 69: this machine cannot run one; otherwise pytest's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
@@ -47,18 +47,21 @@ elif reachable; then
 elif [ -x "$local_cluster" ]; then
   say "no cluster is reachable; starting $local_cluster (a minute or two the first time)"
   started=yes
-  said=$("$local_cluster" up 2>&1 | tee /dev/stderr) || { say "it cannot be started on this machine"; exit 3; }
+  said=$("$local_cluster" up 2>&1 | tee /dev/stderr) || { say "it cannot be started on this machine"; exit 69; }
   KUBECONFIG=${said##*KUBECONFIG=}  # its last words
   export KUBECONFIG
-  export ELASTICDL_K8S_IMAGE=${ELASTICDL_K8S_IMAGE:-debian-python:bookworm}
-  export ELASTICDL_K8S_PULL=${ELASTICDL_K8S_PULL:-Never}
-  reachable || { say "the cluster was started and is not reachable"; exit 3; }
+  reachable || { say "the cluster was started and is not reachable"; exit 69; }
 else
   say "no cluster is reachable, and there is no $local_cluster to start one; name a context: $0 --context NAME"
   exit 2
 fi
 
 export ELASTICDL_K8S=1 ELASTICDL_K8S_CONTEXT="$context"
+own_image=debian-python:bookworm
+has() { kubectl ${context:+--context="$context"} get nodes -o 'jsonpath={..images[*].names[*]}' | grep -w "$1"; }
+if [ -n "$started" ] || has "$own_image" >/dev/null; then
+  export ELASTICDL_K8S_IMAGE=${ELASTICDL_K8S_IMAGE:-$own_image} ELASTICDL_K8S_PULL=${ELASTICDL_K8S_PULL:-Never}
+fi
 if [ $# -gt 0 ]; then
   "$python" -m pytest -q -m "kubernetes or docker" "$@"
   exit
