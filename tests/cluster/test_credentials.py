@@ -185,6 +185,11 @@ def test_the_environment_names_a_proxy(
     assert Credentials(server).proxy == proxy
 
 
+def test_a_proxy_without_a_scheme_speaks_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "proxy.example:3128")
+    assert Credentials("https://api.example:6443").proxy == "http://proxy.example:3128"
+
+
 def test_a_pod_asks_its_own_cluster_without_the_jobs_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "namespace").write_text("team")
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import datetime
 from typing import Any
 
 import pytest
@@ -38,6 +40,27 @@ def kept() -> keeper.Keeper:
 def test_a_master_counts_as_having_run_since_its_container_started() -> None:
     assert keeper._ran_seconds(master(90)) == 90.0, "not since its pod was made, which waited for half a day"
     assert keeper._ran_seconds(master(None)) == 0.0
+
+
+def test_a_master_of_which_no_container_is_told_ran_since_it_came_to_its_node() -> None:
+    lost, waiting = master(None), master(None)
+    came = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=2)
+    lost["status"]["startTime"] = waiting["status"]["startTime"] = came.isoformat(timespec="seconds")
+    assert 7190 < keeper._ran_seconds(lost) < 7300
+    waiting["status"]["containerStatuses"] = [{"name": "main", "state": {"waiting": {"reason": "ErrImagePull"}}}]
+    assert keeper._ran_seconds(waiting) == 0.0
+
+
+def test_a_keeper_that_is_sent_away_waits_no_longer_before_it_makes_a_master(kept: keeper.Keeper) -> None:
+    async def story() -> None:
+        pausing = asyncio.create_task(kept._pause(60))
+        done, _ = await asyncio.wait({pausing}, timeout=0.05)
+        assert not done
+        kept.hurry.set()
+        await asyncio.wait_for(pausing, 5)
+        await asyncio.wait_for(kept._pause(60), 5)
+
+    asyncio.run(story())
 
 
 def test_masters_that_are_lost_one_after_the_other_are_made_again_more_and_more_slowly(kept: keeper.Keeper) -> None:

@@ -231,6 +231,24 @@ def test_the_name_of_a_job_that_is_over_is_used_again_as_soon_as_it_is_removed(n
     run(story(), 180)
 
 
+def test_a_name_that_somebody_else_takes_meanwhile_is_not_waited_for(namespace: str, make: Make) -> None:
+    async def story() -> None:
+        async with reach() as api:
+            spec = make(ENDS)
+            await submitted(api, spec)
+            note = json.dumps({"outcome": "succeeded", "reason": ""})
+            kubectl("annotate", "pod", MASTER, f"{names.ANNOTATION_RESULT}={note}", namespace=namespace)
+            late = asyncio.create_task(submitted(api, spec, over_seconds=120))
+            done, _ = await asyncio.wait({late}, timeout=1)
+            assert not done, "the earlier job is over: it waits until that is removed"
+            # What the other one does first. That its objects are there is all that this one sees then.
+            kubectl("delete", "pod", MASTER, "--force", "--grace-period=0", namespace=namespace)
+            with pytest.raises(UsageError, match="a job of this name is in namespace"):
+                await asyncio.wait_for(late, 30)
+
+    run(story())
+
+
 def test_a_master_clears_its_job_away_although_no_keeper_is_there(namespace: str, make: Make) -> None:
     async def story() -> None:
         spec = make(ENDS)

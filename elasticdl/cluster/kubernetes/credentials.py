@@ -213,7 +213,10 @@ def _proxy_of_environment(server: str) -> str | None:
     if host == "localhost" or by_name:
         return None
     spared = ["127.0.0.0/8", "::1", *proxies.get("no", "").split(",")]
-    return None if any(_covers(entry.strip(), host) for entry in spared) else proxies.get(parts.scheme)
+    proxy = proxies.get(parts.scheme)
+    if not proxy or any(_covers(entry.strip(), host) for entry in spared):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _covers(addresses: str, host: str) -> bool:

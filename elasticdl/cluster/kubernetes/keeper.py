@@ -50,6 +50,7 @@ class Keeper:
     crashes: int = 0  # of masters; each pod carries how many came before it
     standing: asyncio.Event = field(default_factory=asyncio.Event)  # whether there is a master that stays, or starts
     losses: Pauses | None = None  # since one that ran for a while; none after the first
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # set when we are sent away: no pause is made any more
 
     @property
     def master(self) -> str:
@@ -164,7 +165,7 @@ class Keeper:
             pause = self._after_loss(pod)
             when = f" in {pause:.0f} s" if pause >= 1 else ""
             await self.tell(pod, "MasterLost", f"The master was {end.reason}; starting it again{when}.")
-            await asyncio.sleep(pause)
+            await self._pause(pause)
         else:
             self.crashes = 1 if _ran_seconds(pod) > LONG_SECONDS else self.crashes + 1
             if self.crashes > len(BACKOFF_SECONDS):
@@ -173,7 +174,7 @@ class Keeper:
                 return False
             pause = BACKOFF_SECONDS[self.crashes - 1]
             await self.tell(pod, "MasterFailed", f"The master failed ({end.reason}); starting it again in {pause:g} s.")
-            await asyncio.sleep(pause)
+            await self._pause(pause)
         await self._release(pod, uid)
         await self._remove(pod)
         return await self._make(uid)
@@ -184,6 +185,10 @@ class Keeper:
             self.losses = Pauses(*LOST_SECONDS)
             return 0.0
         return self.losses.next()
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.hurry.wait(), seconds)
 
     async def _release(self, pod: Pod, uid: str) -> None:
         """Give back the job's Lease for a master that cannot any more: its container has ended, so nobody holds it."""
@@ -261,18 +266,24 @@ class Keeper:
 
 def _overdue(pod: Pod) -> bool:
     """Whether a pod that is being deleted should be gone by far; its deletion time has its grace in it."""
-    due = datetime.datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp()
-    return time.time() > due + OVERDUE_SECONDS
+    return time.time() > _seconds(pod["metadata"]["deletionTimestamp"]) + OVERDUE_SECONDS
 
 
 def _ran_seconds(pod: Pod) -> float:
-    """How long its container ran; not how long its pod waited for room or an image."""
-    for status in pod.get("status", {}).get("containerStatuses", []):
-        ended = status.get("state", {}).get("terminated") or {}
-        if status["name"] == main_container(pod) and ended.get("startedAt") and ended.get("finishedAt"):
-            began, end = (datetime.datetime.fromisoformat(ended[key]) for key in ("startedAt", "finishedAt"))
-            return (end - began).total_seconds()
-    return 0.0
+    """How long its container ran; not how long its pod waited for room or an image. Of a lost node, and where a kubelet
+    tells nothing of containers that it evicted: since the pod came to its node."""
+    found = pod.get("status", {})
+    for status in found.get("containerStatuses", []):
+        if status["name"] == main_container(pod):
+            ended = status.get("state", {}).get("terminated") or {}
+            if not (ended.get("startedAt") and ended.get("finishedAt")):
+                return 0.0
+            return _seconds(ended["finishedAt"]) - _seconds(ended["startedAt"])
+    return time.time() - _seconds(found["startTime"]) if found.get("startTime") else 0.0
+
+
+def _seconds(moment: str) -> float:
+    return datetime.datetime.fromisoformat(moment).timestamp()
 
 
 async def keep(job: str, namespace: str) -> None:
@@ -296,6 +307,7 @@ async def _until_sent_away(keeper: Keeper) -> None:
         await asyncio.wait({keeping, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not keeping.done():
             log.info("Sent away by SIGTERM; a master that is lost meanwhile is still brought back.")
+            keeper.hurry.set()
             await asyncio.wait({keeping}, timeout=STAY_SECONDS[0])
             standing = asyncio.create_task(keeper.standing.wait())
             await asyncio.wait({keeping, standing}, timeout=STAY_SECONDS[1], return_when=asyncio.FIRST_COMPLETED)

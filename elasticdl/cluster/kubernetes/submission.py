@@ -260,6 +260,8 @@ async def _wait_for_config(api: KubernetesApi, namespace: str, job: str, over_se
     loop, pauses = asyncio.get_running_loop(), Pauses()
     deadline = loop.time() + over_seconds
     while await find(api, "ConfigMap", namespace, names.config_name(job)) is not None:
+        if not any(_told(pod) for pod in (await _pods(api, namespace, job))["items"]):
+            raise UsageError([in_use(job, namespace)])  # somebody else submits one meanwhile
         if loop.time() >= deadline:
             what = f"an earlier job of this name is over, and was not removed within {over_seconds:g} s"
             remedy = f"Remove what is left of it: elasticdl stop {job} --now --namespace={namespace}."
