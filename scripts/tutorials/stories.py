@@ -123,6 +123,7 @@ def one_node(stage: Stage) -> None:
     shell.say("An image with the models. The engine is the cluster's own, so nothing has to be pushed:")
     shell.type(f"elasticdl zoo init --base_image={stage.base_image} --model_zoo=model_zoo")
     shell.type("elasticdl zoo build --image=elasticdl:mnist_ps .", show=_ends)
+    shell.say("The old tutorial builds another one for all-reduce; here one does for both.")
     shell.type("docker tag elasticdl:mnist_ps elasticdl:mnist_allreduce")
     shell.say("## With a parameter server")
     sizes = "\n".join(
@@ -184,7 +185,10 @@ def one_node(stage: Stage) -> None:
 def by_hand(stage: Stage) -> None:
     """002: master and worker in two containers, without Kubernetes."""
     shell = stage.shell
-    shell.say("In a terminal, the master, in the development image, which has the tree and the data:")
+    data = "and a few digits, mounted where the image has all of MNIST" if stage.mounts else "and the data"
+    shell.say(
+        f"In a terminal (of which `-it` is left out here), the master, in the development image with the tree {data}:"
+    )
     run = f"docker run --net=host --rm {stage.mounts}{stage.dev_image}"
     shell.begin(f"""{run} \\
     bash -c "python -m elasticdl.python.elasticdl.master.main \\
@@ -316,21 +320,13 @@ spec:
 
 
 def _file_server(stage: Stage) -> None:
-    """The claim of the tutorial, with the data: the node's records four times, 64,000 where MNIST has 60,000."""
+    """The claim of the tutorial, and the data on it."""
     shell = stage.shell
     (shell.folder.parent / "fileserver").mkdir()
     text = FILE_SERVER.format(namespace=stage.namespace, folder=shell.folder.parent / "fileserver")
     (shell.folder / "fileserver-claim.yaml").write_text(text)
-    for split, times in (("train", 4), ("test", 1)):
-        for file in sorted(Path("/data/mnist", split).glob("*.recordio")):
-            for again in range(times):
-                copy = shell.folder / "data" / "mnist" / split / f"{again}-{file.name}"
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(file, copy)
-    shell.say(
-        "A claim with the data. A directory of the node is the file server here; the data is a part of MNIST four "
-        "times over, so that there is as much of it as of the whole."
-    )
+    shutil.copytree("/data/mnist", shell.folder / "data" / "mnist")
+    shell.say("A claim with the data. A directory of the node is the file server here.")
     shell.type(f"kubectl create{stage.n} -f fileserver-claim.yaml")
     pod = (ROOT / "manifests" / "examples" / "my-pod.yaml").read_text()
     (shell.folder / "my-pod.yaml").write_text(stage.with_stand_in(pod, indent=6))

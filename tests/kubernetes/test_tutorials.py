@@ -14,6 +14,7 @@ import yaml
 
 from tests.cluster.kubernetes_stage import MANIFESTS, kubectl, kubectl_soon, own_namespace
 from tests.kubernetes.cluster_jobs import ROOT, ClusterJob, allow_jobs, require_image, require_this_machine
+from tests.kubernetes.digits import write_digits
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.long]
 
@@ -27,7 +28,7 @@ ZOO_IMAGE = "elasticdl:mnist_ps"
 
 def play(story: str, out: Path, image: str, *flags: str) -> str:
     require_this_machine()
-    if not Path("/data/mnist/train").is_dir():
+    if "--mounts" not in " ".join(flags) and not Path("/data/mnist/train").is_dir():
         pytest.skip("there is no MNIST in /data/mnist: scripts/gen_dataset.sh /data makes it")
     require_image(image)
     with own_namespace() as namespace:
@@ -95,6 +96,8 @@ def test_the_demo_of_a_small_cluster_submits_a_job_that_trains_without_a_volume(
 
 @pytest.mark.timeout(1600)
 def test_the_tutorial_by_hand(tmp_path: Path) -> None:
-    text = play("by-hand", tmp_path / "page.md", DEV_IMAGE, f"--dev_image={DEV_IMAGE}", "--mounts=-v /data:/data")
+    write_digits(tmp_path / "data" / "mnist")
+    mounts = f"--mounts=-v {tmp_path}/data:/data"
+    text = play("by-hand", tmp_path / "page.md", DEV_IMAGE, f"--dev_image={DEV_IMAGE}", mounts)
     assert "No --token_file is given" in text
     assert "Evaluation metrics" in text
