@@ -17,6 +17,8 @@ from pathlib import Path
 
 POINTS = (
     "worker.between_pushes",  # one server has the batch, the next one does not
+    "worker.before_confirm",  # every server has the batch of a synchronous round, none knows that all do
+    "worker.between_confirms",  # one server knows, and may be a version ahead of the next one
     "worker.after_ack",  # every server has the batch, the master does not know
     "worker.before_completion",  # the lease's last batch is committed, its completion is not reported
     "master.after_journal",  # events are in the journal, nothing was done about them

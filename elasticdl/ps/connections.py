@@ -23,6 +23,11 @@ log = logging.getLogger(__name__)
 
 RESEND_SECONDS, LAST_RESEND_SECONDS, WARN_SECONDS = 2.0, 16.0, 30.0
 HEARTBEAT_MILLISECONDS = 5000
+FAULTS = {  # before which request of an operation
+    (Op.PUSH, 1): "worker.between_pushes",
+    (Op.CONFIRM, 0): "worker.before_confirm",
+    (Op.CONFIRM, 1): "worker.between_confirms",
+}
 
 
 class Interrupted(WireError):
@@ -131,8 +136,8 @@ class Connections:
         first = self._request + 1
         pending = _Pending()
         for place, (server, parts) in enumerate(requests):
-            if op is Op.PUSH and place == 1:
-                faults.point("worker.between_pushes")
+            if (op, place) in FAULTS:
+                faults.point(FAULTS[op, place])
             header = Header(op, first + place, self.timeline, **fields)
             frames = [header.pack(), *cut(parts)]
             pending.frames[first + place] = (server, frames)

@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 
 from elasticdl import faults, files
-from elasticdl.errors import DataError
+from elasticdl.errors import DataError, WireError
 from elasticdl.job.parameters import ParametersSpec
 from elasticdl.ps import snapshot
 from elasticdl.ps.endpoint import LOCAL_HOST, Endpoint
@@ -36,6 +36,10 @@ UNKNOWN_SECONDS = 10.0  # how long a push of a lease not heard of may wait
 MAX_DIM = 1 << 20  # of a table's rows
 Frames = Sequence[memoryview]
 ANSWERS = {Verdict.REPEAT: Answer.REPEAT, Verdict.RESEND: Answer.RESEND, Verdict.STALE: Answer.STALE}
+
+
+class _Over(WireError):
+    """The asker has to come again: greeting this server, or on another timeline."""
 
 
 @dataclass
@@ -69,7 +73,6 @@ class Service:
         self._greeted: set[bytes] = set()
         self._waiting: dict[tuple[bytes, str], Waiting] = {}
         self._early: dict[bytes, Header] = {}  # who pulls a version that is yet to come
-        self._confirmed: list[tuple[bytes, Header]] = []  # requests to be answered when their rounds are applied
         self._kept: dict[tuple[int, int], Gradients] = {}  # synchronous training: (epoch, batch) of unfinished rounds
         self._directives: queue.SimpleQueue[pb.ToReplica | None] = queue.SimpleQueue()
         self._bell, self._rope = socket.socketpair()
@@ -242,11 +245,18 @@ class Service:
                 continue
             try:
                 self._request(sender, header, body)
+            except _Over as over:
+                self._over(sender, header, str(over))
+                continue
             except (DataError, KeyError, ValueError, OverflowError, MemoryError) as error:
                 text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
                 log.warning("Refused %s: %s", header.op.name, text)
                 self._refuse(sender, header, text)
+                continue
             # Apart: what fails while it is applied must not be taken for a refusal.
+            if header.op is Op.CONFIRM:
+                self._apply_rounds()
+                self._answer(sender, header, Answer.OK)  # with the version that it made
             if header.op in (Op.PUSH, Op.CONFIRM):
                 self._settle()
 
@@ -257,9 +267,9 @@ class Service:
             self._greeted.add(sender)
             return self._answer(sender, header, Answer.OK)
         if sender not in self._greeted:  # perhaps it greeted this server's predecessor
-            return self._over(sender, header, "the job's token was not given")
+            raise _Over("the job's token was not given")
         if header.timeline != self.ledger.timeline:
-            return self._over(sender, header, self.ledger.over(header.timeline))
+            raise _Over(self.ledger.over(header.timeline))
         if header.op is Op.DECLARE:
             return self._declare(sender, header, body)
         parameters = self._declared()
@@ -272,7 +282,6 @@ class Service:
         if header.op is Op.CONFIRM:
             if isinstance(self.ledger, Rounds):
                 self.ledger.confirm(header.epoch, header.index)
-            self._confirmed.append((sender, header))
             return None
         if header.op is Op.PULL:
             if header.start > self.ledger.version and not header.view:  # what is pinned is there, or never will be
@@ -339,10 +348,6 @@ class Service:
 
     def _settle(self) -> None:
         """Judge the pushes that wait, again after each one applied, and tell the master where this server stands."""
-        self._apply_rounds()
-        for sender, header in self._confirmed:
-            self._answer(sender, header, Answer.OK)
-        self._confirmed.clear()
         moved = True
         while moved:
             moved = False

@@ -1,3 +1,5 @@
 """How the processes of a job talk: the control stream (gRPC) and the tensor frames (ZeroMQ)."""
 
-PROTOCOL = 2  # of the control stream: replicas of another one are refused
+# Of the control stream and the tensor frames. The master refuses replicas of another one, so that nobody waits for
+# what the other side never says: raise it with each message or operation that one of them has to know.
+PROTOCOL = 3

@@ -43,6 +43,8 @@ KEPT = ROOT / "build" / "chaos"  # what the jobs of failed runs left
 # How often a replica may have passed the point before it dies there: within what a run reaches.
 PASSES = {
     "worker.between_pushes": ("*", 120),
+    "worker.before_confirm": ("*", 120),
+    "worker.between_confirms": ("*", 120),
     "worker.after_ack": ("*", 120),
     "worker.before_completion": ("*", 30),
     "worker.before_manifest": ("*", 1),
@@ -80,12 +82,12 @@ class Setting:
             role, most = PASSES[name]
             who = role if role == "*" else f"elasticdl-chaos-{seed}-{role}"
             points.append(f"{name}@{who}:{random.randint(1, most)}")
-        if any(p.startswith("worker.between_pushes") for p in points):
+        if any("between_pushes" in p or "confirm" in p for p in points):
             servers = max(servers, 2)
         evaluates = random.random() < 0.5
         scale_to = random.choice([n for n in (1, 2, 3) if n != servers]) if random.random() < 1 / 3 else None
         scale_at = int(random.random() * RECORDS * EPOCHS / 2)
-        grads_to_wait = 2 if random.random() < 0.25 else 1
+        grads_to_wait = 2 if random.random() < 0.25 or any("confirm" in p for p in points) else 1
         return cls(seed, servers, workers, evaluates, tuple(points), scale_to, scale_at, grads_to_wait)
 
     @property

@@ -12,7 +12,8 @@ from tests.processes.kills import kill_run
 
 pytestmark = pytest.mark.processes
 
-RECORDS, EPOCHS, SERVERS = 1000, 2, 2
+RECORDS, EPOCHS, SERVERS = 960, 2, 2  # whole rounds of two batches
+ROUNDS = "workers of rounds"
 # Who dies where, at which pass. Each entry fires once; later ones hit those that took the place of the first.
 POINTS = {
     "workers": (
@@ -20,6 +21,11 @@ POINTS = {
         "worker.before_completion@worker-1:2",
         "worker.after_ack@worker-2:5",
         "worker.before_manifest@*:1",
+    ),
+    ROUNDS: (
+        "worker.before_confirm@worker-0:4",
+        "worker.between_confirms@worker-1:9",
+        "worker.between_confirms@worker-2:8",
     ),
     "master": (
         "master.after_journal@master:15",
@@ -52,14 +58,15 @@ def test_the_master_is_killed_too_and_every_record_is_trained_exactly_once(tmp_p
     assert report.master_starts == 3
 
 
-@pytest.mark.parametrize("who", POINTS)
+@pytest.mark.parametrize("who", [w if w != ROUNDS else pytest.param(w, marks=pytest.mark.long) for w in POINTS])
 def test_replicas_die_at_named_points_and_every_record_is_trained_exactly_once(tmp_path: Path, who: str) -> None:
     entries = [e if "@*" in e else e.replace("@", "@elasticdl-fault-") for e in POINTS[who]]
     log = tmp_path / "faults"
+    averaged = 2 if who == ROUNDS else 1
     job = start_witness(
         tmp_path, "fault", f"--validation_data={tmp_path / f'ids-{RECORDS}'}", "--evaluation_steps=100",
-        "--checkpoint_steps=40", records=RECORDS, epochs=EPOCHS, servers=SERVERS,
+        "--checkpoint_steps=40", f"--grads_to_wait={averaged}", records=RECORDS, epochs=EPOCHS, servers=SERVERS,
         env={"ELASTICDL_FAULTS": ",".join(entries), "ELASTICDL_FAULT_LOG": str(log)},
     )  # fmt: skip
-    check_witness(job, tmp_path / "fault-model", RECORDS, EPOCHS, SERVERS)
+    check_witness(job, tmp_path / "fault-model", RECORDS, EPOCHS, SERVERS, averaged)
     assert sorted(log.read_text().split()) == sorted(entries), "not every point was hit"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elasticdl.job.parameters import OptimizerSpec
 from elasticdl.ps import _native
-from elasticdl.wire import frames
+from elasticdl.wire import PROTOCOL, frames
 from elasticdl.wire.frames import FRAME_BYTES, MAGIC, Answer, BadFrame, Header, Op, cut, floats, ids, joined
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
@@ -32,6 +32,12 @@ def test_a_header_cut_short_or_too_long_is_refused(header: Header, data: st.Data
         Header.unpack(packed[: data.draw(st.integers(0, len(packed) - 1))])
     with pytest.raises(BadFrame, match="bytes"):
         Header.unpack(packed + b"\0")
+
+
+def test_who_adds_an_operation_raises_the_protocol() -> None:
+    """A worker that does not know one of them would be let in, and everybody waits for it."""
+    known = {"DECLARE": 1, "PULL": 2, "ROWS": 3, "PUSH": 4, "EXPORT": 5, "GREET": 6, "CONFIRM": 7}
+    assert (PROTOCOL, {op.name: op.value for op in Op}) == (3, known)
 
 
 @given(st.binary(min_size=64, max_size=64).filter(lambda b: not b.startswith(MAGIC)))

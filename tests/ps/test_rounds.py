@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
 
+from elasticdl.errors import Refused
 from elasticdl.job.parameters import OptimizerSpec, TableSpec
-from elasticdl.ps.client import Batch, Stale
+from elasticdl.ps.client import Batch, Client, Interrupted, Stale
+from elasticdl.ps.connections import Reply
 from elasticdl.ps.ledger import Ledger, Push, Verdict
 from elasticdl.ps.rounds import Rounds, ledger_of
 from elasticdl.wire import control_pb2 as pb
-from tests.ps.servers import TIMELINE, Servers, Trainer, model, serving, training
+from elasticdl.wire.frames import Op
+from tests.ps.servers import TIMELINE, TOKEN, Servers, Trainer, model, serving, training
 from tests.ps.stores import OPTIMIZERS
 
 
@@ -227,6 +233,75 @@ def test_a_rollback_forgets_what_was_kept(synchronous: tuple[Servers, Trainer]) 
         assert [again.client.push(Batch(0, i, 1, 0), *w) for i, w in enumerate(parts)] == [0, 1]
         averaged(again, [(1, parts[0]), (1, parts[1])])
         again.check()
+
+
+class Dying(Client):
+    """A worker that dies when its batch is on every server, and so many of them have heard that it is."""
+
+    def __init__(self, servers: Servers, told: int) -> None:
+        super().__init__(servers.addresses, TOKEN, ADAGRAD, TIMELINE + 1)
+        self._told = told
+
+    def _ask_all(self, op: Op, bodies: Sequence[Sequence[Any]], **fields: Any) -> list[Reply]:
+        if op is not Op.CONFIRM:
+            return super()._ask_all(op, bodies, **fields)
+        self._connections.ask(op, [(s, []) for s in range(self._told)], lambda place, reply: None, **fields)
+        raise Interrupted("died")
+
+
+def train(client: Client, index: int, attempt: int = 1) -> int:
+    """A batch whose gradients follow from the values they are computed on, as they do in training."""
+    weights, state, _ = client.pull(at_least=index // 2)
+    ids = np.arange(index, index + 9)
+    rows = {t.name: (ids, client.rows(t.name, ids) + np.float32(index)) for t in ADAGRAD.tables}
+    return client.push(Batch(0, index, attempt, 0), weights * (index + 1), state / (index + 2), rows, index // 2)
+
+
+def trained(servers: Servers, told: int = 2, dies_at: int | None = None) -> list[np.ndarray[Any, Any]]:
+    """Every value after three rounds; a worker may die in the midst of a batch, and another one takes it over."""
+    begin(servers, 2, 6)
+    with ExitStack() as stack:
+        dying, waiting, worker = Dying(servers, told), *(servers.client(ADAGRAD, timeline=TIMELINE + 1) for _ in "ww")
+        for client in (dying, waiting, worker):
+            stack.callback(client.close)
+        weights = np.linspace(-1, 1, worker.trainable_size, dtype=np.float32)
+        worker.declare(weights, np.ones(worker.state_size, np.float32))
+        for index in range(6):
+            before = index // 2
+            after = before + index % 2
+            if index == dies_at:
+                with pytest.raises(Interrupted):
+                    train(dying, index)
+                ahead = after if told else before
+                assert [s.ledger.version for s in servers.services] == [ahead, before]
+                servers.open(index, attempt=2, batches=1)
+                if ahead > before:  # somebody waits for the next version, of which one server has its part
+                    pull = stack.enter_context(ThreadPoolExecutor(1)).submit(waiting.pull, at_least=after)
+                    assert train(worker, index, attempt=2) == after
+                    assert pull.result(10)[2] == after
+                    continue
+            assert train(worker, index, attempt=1 + (index == dies_at)) == after
+        weights, state, slots, version = worker.pull_with_slots()
+        assert version == 3
+        tables = [part for t in ADAGRAD.tables for rows in worker.export_rows(t.name) for part in rows]
+        return [weights, state, slots, *tables]
+
+
+@pytest.mark.parametrize("told", [0, 1], ids=["before it confirms", "between two confirms"])
+@pytest.mark.parametrize("dies_at", [2, 3, 5], ids=["first of a round", "last of a round", "last of all"])
+def test_a_worker_that_dies_with_its_batch_everywhere_changes_not_one_bit(dies_at: int, told: int) -> None:
+    with serving(2) as calm, serving(2) as disturbed:
+        for a, b in zip(trained(disturbed, told, dies_at), trained(calm), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_confirmation_of_what_a_server_does_not_have_is_refused(synchronous: tuple[Servers, Trainer]) -> None:
+    servers, trainer = synchronous
+    client = Dying(servers, told=2)
+    with pytest.raises(Refused, match="refused CONFIRM: batch 3 of epoch 0 is not here"):
+        client._ask_all(Op.CONFIRM, [[], []], epoch=0, index=3)
+    client.close()
+    trainer.check()
 
 
 def test_rows_that_count_are_added_up() -> None:
