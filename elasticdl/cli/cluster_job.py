@@ -81,10 +81,14 @@ class JobInCluster:
         return self.seen.config is not None and self.seen.state not in ("running", "pending")
 
     def spec(self) -> JobSpec | None:
+        if self.seen.job_json is None:
+            return None
         try:
-            return None if self.seen.job_json is None else JobSpec.from_json(self.seen.job_json)
+            found = JobSpec.from_json(self.seen.job_json)
         except UsageError:  # of another version
             return None
+        file = self.seen.overlay_file  # the one in the job's own is a path in its pods
+        return found if file is None else found.with_values(cluster_spec=file)
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -197,7 +197,9 @@ def _show(console: Console, job: Job, status: pb.Status | None, silence: str) ->
         if job.left_over:
             console.print(f"  `elasticdl stop {job.name} --now` removes what is left of it.", soft_wrap=True)
     elif not job.running:
-        summary.show(console, job.name, job.result, job.logs_at)
+        reason = str(job.result.get("reason", ""))
+        remedies = [t.remedy if t.what in reason else f"{t}. {t.remedy}" for t in job.troubles]
+        summary.show(console, job.name, job.result, job.logs_at, remedies)
         return
     elif status is None:
         why = job.note or silence
@@ -240,12 +242,12 @@ async def _stop(args: argparse.Namespace, places: Places) -> int:
             remedy = f"`elasticdl stop {job.name} --now` removes what is left of it."
         raise UsageError([Problem(job.name, "", what, remedy)])
     if not args.now:
-        return await _stop_gracefully(job, args.timeout)
+        return await _stop_gracefully(job, args.timeout, args.context)
     await job.stop_now()
-    return _say_end(await job.again(), job)
+    return _say_end(await job.again(), job, args.context)
 
 
-async def _stop_gracefully(job: Job, timeout_seconds: float) -> int:
+async def _stop_gracefully(job: Job, timeout_seconds: float, context: str | None) -> int:
     print(f"Stopping {job.name}; what it trained is saved first.", flush=True)
     deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline:
@@ -257,13 +259,13 @@ async def _stop_gracefully(job: Job, timeout_seconds: float) -> int:
             if await job.stop_without_master() or await job.ended(_AGAIN_SECONDS):
                 break
     if await job.ended(max(0.0, deadline - time.monotonic())):
-        return _say_end(await job.again(), job)
+        return _say_end(await job.again(), job, context)
     remedy = f"Wait for it, or run `elasticdl stop {job.name} --now`."
     print(f"{job.name} is still stopping after {timeout_seconds:g} s. {remedy}", file=sys.stderr)
     return 1
 
 
-def _say_end(job: Job, before: Job) -> int:
+def _say_end(job: Job, before: Job, context: str | None) -> int:
     print(f"{job.name} {job.state}" + (f": {job.result['reason']}" if job.result.get("reason") else ""))
     from elasticdl.cli.summary import status_of
 
@@ -272,5 +274,7 @@ def _say_end(job: Job, before: Job) -> int:
     if spec is not None:
         from elasticdl.cli.resume import resume_command
 
-        print(f"Go on where it stopped with\n  {resume_command(spec, Path(checkpoint))}")
+        print(f"Go on where it stopped with\n  {resume_command(spec, Path(checkpoint), context)}")
+        if spec.cluster_spec is not None and not Path(spec.cluster_spec).exists():
+            print("The file of --cluster_spec is on the machine from which the job was submitted.")
     return 0

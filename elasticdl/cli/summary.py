@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ def status_of(result: Mapping[str, Any]) -> pb.Status:
         return pb.Status()
 
 
-def rows(result: Mapping[str, Any], logs: Path | str) -> list[tuple[str, str]]:
+def rows(result: Mapping[str, Any], logs: Path | str, remedies: Sequence[str] = ()) -> list[tuple[str, str]]:
     """The summary as (label, text)."""
     s = status_of(result)
     found: list[tuple[str, str]] = []
@@ -64,10 +64,10 @@ def rows(result: Mapping[str, Any], logs: Path | str) -> list[tuple[str, str]]:
         found.append(("checkpoint", s.checkpoint))
     if "elapsed_seconds" in result:
         found.append(("time", duration(result["elapsed_seconds"])))
-    return [*found, ("logs", str(logs))]
+    return [*found, *(("remedy", remedy) for remedy in remedies), ("logs", str(logs))]
 
 
-def show(console: Console, job: str, result: Mapping[str, Any], logs: Path | str) -> None:
+def show(console: Console, job: str, result: Mapping[str, Any], logs: Path | str, remedies: Sequence[str] = ()) -> None:
     """Print how the job ended: aligned lines, in colour on a terminal."""
     outcome = str(result.get("outcome"))
     first, _, rest = str(result.get("reason", "")).partition("\n")
@@ -75,7 +75,7 @@ def show(console: Console, job: str, result: Mapping[str, Any], logs: Path | str
     console.print(line, soft_wrap=True)
     if rest:
         console.print(Text(rest, style="red" if outcome == "failed" else ""), soft_wrap=True)
-    table = rows(result, logs)
+    table = rows(result, logs, remedies)
     width = max(len(label) for label, _ in table)
     for label, text in table:
         console.print(Text.assemble((f"  {label:<{width}}  ", "dim"), text), soft_wrap=True)

@@ -55,6 +55,7 @@ ANNOTATION_LAUNCH = "elasticdl-launch"  # one launch, however often it is repeat
 ANNOTATION_ENDING = "elasticdl-ending"  # who deleted the pod: absent unless it was its own job
 ANNOTATION_CRASHES = "elasticdl-crashes"  # of the master's pod: how often one before it failed
 ANNOTATION_RESULT = "elasticdl-result"  # of the master's pod: how the job ended, as JSON; absent while it runs
+ANNOTATION_OVERLAY = "elasticdl-cluster-spec"  # of the ConfigMap: the file of --cluster_spec where it was submitted
 APP = "elasticdl"
 
 # In a cluster.

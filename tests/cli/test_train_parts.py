@@ -204,6 +204,19 @@ def test_the_command_to_go_on_names_the_checkpoint_once() -> None:
     assert "--checkpoint_dir_for_init=/s/j/checkpoint/version-5" in line
 
 
+def test_the_command_to_go_on_in_a_cluster_names_the_cluster_and_the_namespace() -> None:
+    words = ["--image_name=zoo:1", "--namespace=default", "--volume=claim_name=c,mount_path=/data"]
+    spec = spec_of(*words, "--runtime=kubernetes")
+    line = resume_command(spec, Path("/data/version-5"), "far")
+    command, *flags = shlex.split(line)[1:]
+    assert "--context=far" in flags
+    assert "--namespace=default" in flags, "which is not everybody's usual one"
+    request = read_request(flags, command)
+    assert request.context == "far"
+    assert request.resolved.require() == spec.with_values(checkpoint_dir_for_init="/data/version-5")
+    assert "--context" not in resume_command(spec_of(), Path("/s/version-5"), "far"), "of no use on this machine"
+
+
 # Signals.
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 from elasticdl.cluster.kubernetes.jobs import ClusterJob, read
 from elasticdl.cluster.kubernetes.pod_logs import merged, parse
 from elasticdl.cluster.kubernetes.troubles import Trouble, grouped, trouble_of
+from elasticdl.core.commands import FinishJob
+from elasticdl.core.events import MasterStarted, ReplicaGone
+from elasticdl.core.replicas import OUT_OF_MEMORY, Budget, Replicas
 from elasticdl.job import names
 
 Object = dict[str, Any]
@@ -122,7 +126,45 @@ def test_a_master_that_left_no_result_is_described_by_its_end_and_its_last_words
         "still loading",
     ]
     (trouble,) = job.troubles
-    assert trouble.remedy == 'Give it more: --master_resource_request="memory=…".'
+    flags = '--master_resource_request="memory=…", and --master_resource_limit where that is set'
+    assert trouble.remedy == f"Give it more memory: {flags}."
+
+
+def test_a_master_that_failed_its_job_is_no_trouble_of_its_own() -> None:
+    text = json.dumps({"outcome": "failed", "reason": "the first batch failed", "exit_code": 1, "status": {}})
+    meta = {"annotations": {names.ANNOTATION_RESULT: text}}
+    assert one(pod(names.MASTER, "Failed", ended(1), meta=meta)).troubles == []
+    assert [t.what for t in one(pod(names.MASTER, "Failed", ended(137, "OOMKilled"), meta=meta)).troubles] == [
+        "out of memory: the kernel killed it at its limit of 64Mi"
+    ]
+
+
+@pytest.mark.parametrize("role", [names.WORKER, names.PS])
+def test_a_job_that_failed_of_a_replicas_memory_names_the_flag(role: str) -> None:
+    replicas = Replicas.wanting("mnist", {role: 1}, Budget(crashes=0, server_crashes=0, raise_memory=False))
+    replicas.handle(MasterStarted(), 0.0)
+    name = names.replica_name("mnist", role, 0)
+    why = "out of memory: the kernel killed it at its limit of 64Mi"
+    commands = replicas.handle(ReplicaGone(name, "", OUT_OF_MEMORY, why, ("loading",)), 1.0)
+    (failure,) = (command for command in commands if isinstance(command, FinishJob))
+    text = json.dumps({"outcome": "failed", "reason": failure.reason, "exit_code": 1, "status": {}})
+    job = one(pod(names.MASTER, "Failed", ended(1), meta={"annotations": {names.ANNOTATION_RESULT: text}}))
+    (trouble,) = job.troubles
+    assert (trouble.replicas, trouble.what) == ((f"{role}-0",), why)
+    assert f'--{role}_resource_request="memory=…"' in trouble.remedy
+
+
+def test_a_replica_that_ran_out_of_memory_or_never_ran_is_told_while_the_job_goes_on() -> None:
+    tight = pod(names.WORKER, "Failed", ended(137, "OOMKilled"))
+    empty = pod(names.PS, "Failed", ended(127, "ContainerCannotRun", message="python: not found"))
+    tight_again = copy.deepcopy(tight)
+    tight_again["metadata"] |= {"name": names.replica_name("mnist", names.WORKER, 2), "uid": "another"}
+    job = one(config(), MASTER, KEEPER, tight, tight_again, empty)
+    assert {t.replicas: t.remedy.split(":")[0] for t in job.troubles} == {
+        ("worker-1", "worker-2"): "Give it more memory",
+        ("ps-1",): "Check that the image has Python and ElasticDL in it",
+    }
+    assert one(config(), MASTER, KEEPER, pod(names.WORKER, "Failed", ended(1))).troubles == []  # its master tells
 
 
 def test_a_master_that_crashed_is_made_again_while_there_is_a_keeper() -> None:

@@ -168,6 +168,8 @@ def test_a_file_of_the_users_changes_every_pod_and_travels_with_the_job(tmp_path
     assert objects.config_map["data"]["cluster_spec.py"] == code
     inside = JobSpec.from_json(objects.config_map["data"]["job.json"])
     assert inside.cluster_spec == "/etc/elasticdl/cluster_spec.py"
+    noted = {"elasticdl-cluster-spec": str(tmp_path / "overlay.py")}
+    assert objects.config_map["metadata"]["annotations"] == noted, "where whoever submits it again finds it"
     with pytest.raises(UsageError, match=r"--cluster_spec=.*is not a Python file"):
         objects_of(cluster_spec=str(tmp_path / "nothing.py"))
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from elasticdl.cluster.kubernetes.api import SHORT_WATCH_SECONDS, ApiRefused, KubernetesApi, Object, Pauses
 from elasticdl.cluster.kubernetes.reading import Pod, exit_of, phase_of
 from elasticdl.cluster.kubernetes.submission import folder
-from elasticdl.cluster.kubernetes.troubles import Event, Trouble, by_pod, grouped, trouble_of
-from elasticdl.cluster.protocol import ReplicaPhase
+from elasticdl.cluster.kubernetes.troubles import Event, Trouble, by_pod, grouped, trouble_in, trouble_of
+from elasticdl.cluster.protocol import NOT_STARTED, OUT_OF_MEMORY, ReplicaPhase
 from elasticdl.errors import Refused, Unreachable, WireError
 from elasticdl.job import names
 
@@ -107,16 +107,25 @@ class ClusterJob:
 
     @property
     def troubles(self) -> list[Trouble]:
-        """What is wrong with its pods, its master's first. Ended replicas are the master's to tell about."""
+        """What is wrong with its pods, its master's first; of a job that is over, what it failed of. What else ended
+        replicas is the master's to tell about."""
+        result = self.result
         first = sorted(self.pods, key=lambda pod: _role(pod) != names.MASTER)
-        looked_at = [p for p in first if phase_of(p) is not ReplicaPhase.GONE or _role(p) == names.MASTER]
-        found = (trouble_of(pod, self.name, self._events(pod)) for pod in looked_at)
+        found = [trouble_of(pod, self.name, self._events(pod)) for pod in first if _tells(pod, result)]
+        found.append(trouble_in(str(result.get("reason", "")), self.name) if self.state == "failed" else None)
         return grouped(trouble for trouble in found if trouble is not None)
 
     @property
     def job_json(self) -> str | None:
         """The resolved JobSpec; gone with the ConfigMap."""
         found: str | None = None if self.config is None else self.config.get("data", {}).get(names.JOB_KEY)
+        return found
+
+    @property
+    def overlay_file(self) -> str | None:
+        """The file of --cluster_spec where it was submitted; the job's own is in the ConfigMap."""
+        noted = {} if self.config is None else self.config["metadata"].get("annotations") or {}
+        found: str | None = noted.get(names.ANNOTATION_OVERLAY)
         return found
 
     @property
@@ -289,6 +298,16 @@ def _key(item: Object) -> tuple[str, str]:
 
 def _role(pod: Pod) -> str:
     return str(pod["metadata"].get("labels", {}).get(names.LABEL_TYPE, ""))
+
+
+def _tells(pod: Pod, result: Mapping[str, Any]) -> bool:
+    """Whether there is more to a pod than its job says itself."""
+    end = exit_of(pod) if phase_of(pod) is ReplicaPhase.GONE else None
+    if _role(pod) == names.MASTER:  # one that wrote a result, and ended as it says, did what it had to
+        return end is None or end.oom or end.code is None or end.code != result.get("exit_code")
+    if result:  # it goes with its job
+        return False
+    return end is None or end.kind in (OUT_OF_MEMORY, NOT_STARTED)
 
 
 def _last_words(pod: Pod) -> list[str]:

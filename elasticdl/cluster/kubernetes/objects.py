@@ -59,8 +59,11 @@ def job_objects(spec: JobSpec, secrets: Mapping[str, str]) -> JobObjects:
     }
     ours = {"podSelector": {"matchLabels": names.labels(job)}}
     policy = {**ours, "policyTypes": ["Ingress"], "ingress": [{"from": [ours]}]}
+    config = _object(spec, "v1", "ConfigMap", names.config_name(job), data=files)
+    if spec.cluster_spec is not None:  # for whoever submits the job again
+        config["metadata"]["annotations"] = {names.ANNOTATION_OVERLAY: str(Path(spec.cluster_spec).absolute())}
     return JobObjects(
-        _object(spec, "v1", "ConfigMap", names.config_name(job), data=files),
+        config,
         _object(spec, "v1", "Secret", names.config_name(job), type="Opaque", stringData=dict(secrets)),
         _object(spec, "v1", "Service", names.service_name(job), spec=service),
         _object(spec, "networking.k8s.io/v1", "NetworkPolicy", names.config_name(job), spec=policy),

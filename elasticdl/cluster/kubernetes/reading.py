@@ -30,6 +30,7 @@ STOPPED, KILLED = "stopped", "killed"  # by us: values of names.ANNOTATION_ENDIN
 
 _ENDED = ("Succeeded", "Failed")
 _NOT_KEPT = "Kubernetes did not keep how it ended"
+COULD_NOT_START, INIT_FAILED = "could not be started", "its init container"  # how reasons of such ends begin
 
 # Why a container waits, in words. Kubernetes' own message follows.
 _IMAGE_REASONS = frozenset(
@@ -147,7 +148,7 @@ def exit_of(
         return _without_a_container(pod, kind, taken, tuple(last_lines), ran)
     code, number = _code_and_signal(terminated)
     if terminated.get("reason") in ("ContainerCannotRun", "StartError"):
-        why = f"could not be started: {terminated.get('message', '').strip()}"
+        why = f"{COULD_NOT_START}: {terminated.get('message', '').strip()}"
         return Exit(None, None, oom=False, reason=why, last_lines=tuple(last_lines), at=at)
     if terminated.get("reason") == "OOMKilled" and code != 0:
         limit = _memory_limit(pod)
@@ -185,7 +186,7 @@ def _failed_before(status: dict[str, Any]) -> str:
     for container in status.get("initContainerStatuses", []):
         terminated = container.get("state", {}).get("terminated") or {}
         if terminated.get("exitCode"):
-            what = f"its init container {container['name']} failed with exit code {terminated['exitCode']}"
+            what = f"{INIT_FAILED} {container['name']} failed with exit code {terminated['exitCode']}"
             return _joined(what, terminated.get("message"))
     return ""
 

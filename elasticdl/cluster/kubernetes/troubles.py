@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.cluster.kubernetes.reading import Pod, exit_of, note_of, phase_of
-from elasticdl.cluster.protocol import ReplicaPhase
+from elasticdl.cluster.kubernetes.reading import COULD_NOT_START, INIT_FAILED, Pod, exit_of, note_of, phase_of
+from elasticdl.cluster.protocol import OUT_OF_MEMORY, ReplicaPhase
 from elasticdl.job import names
 
 Event = dict[str, Any]
@@ -72,6 +72,20 @@ def trouble_of(pod: Pod, job_name: str, events: Sequence[Event] = ()) -> Trouble
     return Trouble((short,), what, _remedy(what, _waiting(pod), role, short).replace("JOB", job_name))
 
 
+def trouble_in(reason: str, job_name: str) -> Trouble | None:
+    """What a job failed of, where its master says that a replica ended badly once too often; None where it helps to
+    look at the log only. The replica's pod is gone with the job, and its log too."""
+    named = rf"{names.APP}-{re.escape(job_name)}-((\w+)-\d+) failed \d+ times: (.+)"
+    found = re.match(named, reason)
+    if found is None:
+        return None
+    short, role, what = found.groups()
+    oom = what.startswith(OUT_OF_MEMORY)
+    if not oom and not what.startswith((COULD_NOT_START, INIT_FAILED)):
+        return None
+    return Trouble((short,), what, _after_an_end(oom, not oom, role, short))
+
+
 def grouped(troubles: Iterable[Trouble]) -> list[Trouble]:
     """The same trouble of several replicas as one."""
     found: dict[tuple[str, str], list[str]] = {}
@@ -107,7 +121,8 @@ def _from_events(events: Sequence[Event]) -> str:
 
 def _after_an_end(oom: bool, never_ran: bool, role: str, short: str) -> str:
     if oom:
-        return f'Give it more: --{_flag(role)}_resource_request="memory=…".'
+        flag = f"--{_flag(role)}_resource"
+        return f'Give it more memory: {flag}_request="memory=…", and {flag}_limit where that is set.'
     if never_ran:
         return _COMMAND
     return f"Its log says why: `elasticdl logs JOB {short}`."

@@ -1,0 +1,125 @@
+"""What the commands say of jobs of a cluster, whose API server is an HTTP server with the objects of a test."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.cli.cluster_job import JobInCluster
+from elasticdl.cli.flags import read_request
+from elasticdl.cli.main import main
+from elasticdl.cli.resume import resume_command
+from elasticdl.cluster.kubernetes.api import KubernetesApi
+from elasticdl.cluster.kubernetes.credentials import Credentials
+from elasticdl.cluster.kubernetes.jobs import ClusterJob
+from elasticdl.cluster.kubernetes.objects import job_objects
+from elasticdl.job import names
+from tests.cluster.test_jobs_of_a_cluster import KEEPER, MASTER, config, ended, pod
+from tests.cluster.test_objects import SECRETS, spec_of
+
+Object = dict[str, Any]
+Show = Callable[..., str]
+
+
+@pytest.fixture
+def status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Show]:
+    """`elasticdl status mnist` with these objects in the namespace: what it printed."""
+    lists: dict[str, list[Object]] = {"configmaps": [], "pods": [], "events": []}
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"items": lists[self.path.partition("?")[0].rpartition("/")[2]]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    where = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
+    context = {"name": "c", "context": {"cluster": "c", "namespace": "team"}}
+    kubeconfig = {"current-context": "c", "contexts": [context], "clusters": [where]}
+    (tmp_path / "config").write_text(json.dumps(kubeconfig))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+
+    def show(*objects: Object) -> str:
+        lists["configmaps"] = [thing for thing in objects if "kind" in thing]
+        lists["pods"] = [thing for thing in objects if "kind" not in thing]
+        assert main(["status", "mnist", "--namespace=team"]) == 0
+        return capsys.readouterr().out
+
+    yield show
+    server.shutdown()
+    server.server_close()
+
+
+def failed(reason: str, state: Object) -> Object:
+    text = json.dumps({"outcome": "failed", "reason": reason, "exit_code": 1, "status": {}})
+    return pod(names.MASTER, "Failed", state, meta={"annotations": {names.ANNOTATION_RESULT: text}})
+
+
+@pytest.mark.parametrize("role", ["worker", "ps"])
+def test_the_status_of_a_job_that_failed_of_a_replicas_memory_has_the_remedy(status: Show, role: str) -> None:
+    why = f"elasticdl-mnist-{role}-1 failed 2 times: out of memory: the kernel killed it at its limit of 64Mi"
+    assert status(failed(f"{why}\nlast line", ended(1))).splitlines() == [
+        f"mnist failed: {why}",
+        "last line",
+        f'  remedy  Give it more memory: --{role}_resource_request="memory=…", '
+        f"and --{role}_resource_limit where that is set.",
+        "  logs    kubectl logs -n team elasticdl-mnist-master",
+    ]
+
+
+def test_the_status_of_a_job_whose_master_ran_out_of_memory_has_the_remedy(status: Show) -> None:
+    why = "the master failed 4 times: out of memory: the kernel killed it at its limit of 64Mi"
+    text = status(failed(why, ended(137, "OOMKilled")))
+    assert '  remedy  Give it more memory: --master_resource_request="memory=…", and' in text
+    text = status(pod(names.MASTER, "Failed", ended(137, "OOMKilled")))  # nobody wrote a result
+    assert '  remedy  Give it more memory: --master_resource_request="memory=…", and' in text
+
+
+def test_the_status_of_a_job_that_failed_of_something_else_names_its_log_alone(status: Show) -> None:
+    text = status(failed("elasticdl-mnist-worker-1 failed 2 times: exit code 1\nKeyError: 'x'", ended(1)))
+    assert text.splitlines() == [
+        "mnist failed: elasticdl-mnist-worker-1 failed 2 times: exit code 1",
+        "KeyError: 'x'",
+        "  logs  kubectl logs -n team elasticdl-mnist-master",
+    ]
+
+
+def test_a_worker_whose_image_cannot_be_pulled_is_told_beside_a_master_that_does_not_answer(status: Show) -> None:
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "zoo:1"'}}
+    text = status(config(), pod(names.MASTER, "Pending"), KEEPER, pod(names.WORKER, "Pending", waiting))
+    assert "worker-1: its image cannot be fetched (zoo:1): ImagePullBackOff: Back-off pulling image" in text
+    assert "  Check --image_name, and that the image is where the nodes can pull it from" in text
+
+
+# The command with which a stopped job goes on.
+
+
+def test_the_command_to_go_on_names_the_users_own_file_not_the_one_in_the_pods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "overlay.py").write_text("def with_pod(pod):\n    return pod\n")
+    monkeypatch.chdir(tmp_path)
+    asked = spec_of(cluster_spec="overlay.py")
+    submitted = job_objects(asked, SECRETS).config_map
+    job = JobInCluster(KubernetesApi(Credentials("http://127.0.0.1:9")), ClusterJob("team", "j", submitted, (MASTER,)))
+    spec = job.spec()
+    assert spec is not None
+    line = resume_command(spec, Path("/data/version-5"))
+    assert f"--cluster_spec={tmp_path / 'overlay.py'}" in line and "/etc/elasticdl" not in line
+    command, *flags = shlex.split(line)[1:]
+    again = read_request(flags, command).resolved.require()
+    values = {"cluster_spec": str(tmp_path / "overlay.py"), "checkpoint_dir_for_init": "/data/version-5"}
+    assert again == asked.with_values(**values)
