@@ -211,7 +211,8 @@ class Elastic:
             self._model.abandon()
             self._sums.abandon(self._virtuals)
         else:
-            self._sums.add(self._virtuals, loss, part.records if self._terms.audit else None)
+            with self.telling():  # a pass that moved what must stand still
+                self._sums.add(self._virtuals, loss, part.records if self._terms.audit else None)
         self._passes.end()
         self._sizes.add(len(part))
         world = self._world

@@ -22,14 +22,11 @@ from safetensors.torch import load_file
 from elasticdl import faults
 from elasticdl.errors import DataError
 from elasticdl.files import REMEDY, File, crc32c, durable, verify
+from elasticdl.frameworks.replica_dtypes import DTYPES
 
 FORMAT = "elasticdl-state/1"
 STATE_FILE = "state.json"
 PIECE_BYTES = 1 << 22
-_DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -130,8 +127,10 @@ def _write(path: Path, tensors: Tensors) -> File:
     header: dict[str, Any] = {}
     end = 0
     for name, tensor in ordered:
+        if tensor.dtype not in DTYPES:
+            raise DataError(str(path), f"{name} is {tensor.dtype}, which files do not hold", "Keep it as another type.")
         start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
     crc, size = 0, 0
@@ -150,7 +149,9 @@ def _write(path: Path, tensors: Tensors) -> File:
 
 
 def _bytes(tensor: torch.Tensor) -> Any:
-    return tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8)
+    if not tensor.numel():
+        return np.empty(0, np.uint8)
+    return tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
 
 
 def _file(name: str, text: bytes) -> File:

@@ -14,8 +14,9 @@ import torch
 
 from elasticdl.api.nested import flatten, unflatten
 from elasticdl.errors import Problem, UsageError
+from elasticdl.frameworks.replica_dtypes import refuse_unknown
+from elasticdl.frameworks.replica_modules import values_of
 from elasticdl.frameworks.replica_rates import scaled
-from elasticdl.frameworks.replica_tensors import Buffer, Values
 from elasticdl.frameworks.torch import seed_everything
 
 Tensors = dict[str, torch.Tensor]
@@ -41,11 +42,11 @@ class TorchModel:
         `more` is state of the user's own, by name: newcomers receive it, checkpoints hold it."""
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
         self._before_update, self._more = before_update, dict(more or {})
-        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if not trainable:
+        if not any(p.requires_grad for p in model.parameters()):
             raise UsageError([Problem("model", "", "no parameter of it is trained", "Let some require gradients.")])
-        frozen = {name: p for name, p in model.named_parameters() if name not in trainable}
-        self.values = Values(type(model).__name__, trainable, _buffers(model), frozen)
+        self.values, _ = values_of(type(model).__name__, model)
+        # What cannot travel is said now, not when the first newcomer comes.
+        refuse_unknown(type(model).__name__, self.state())
         self._part = ExitStack()
         self.device = self.values.device
         self.size, self.room = self.values.gradient_size + self.values.buffer_size, 0
@@ -104,16 +105,3 @@ class TorchModel:
             else:
                 value.load_state_dict(held)
         self.values.commit()
-
-
-def _buffers(model: torch.nn.Module) -> list[Buffer]:
-    """Those that a checkpoint of the model would hold."""
-    kept = set(model.state_dict(keep_vars=True))
-    found, seen = [], set()
-    for path, module in model.named_modules():
-        for key, tensor in module._buffers.items():
-            name = f"{path}.{key}" if path else key
-            if tensor is not None and name in kept and id(tensor) not in seen:
-                seen.add(id(tensor))
-                found.append(Buffer(name, tensor, module._buffers, key))
-    return found

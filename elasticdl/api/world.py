@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 BUILD_SECONDS = 30.0  # in which all members reach each other, or the world is given up
 DEVICES_SECONDS = 120.0  # the same for their GPUs
-# Who is slow, and whether an exchange will ever end, is for the master to judge, by the pulses; without a master
-# nobody goes on for long. Both end an exchange from outside.
-EXCHANGE_SECONDS = 86_400.0
+# Who is slow, and whether an exchange or a copy will ever end, is for the master to judge, by the pulses; without a
+# master nobody goes on for long. Both end it from outside, so that Gloo's own limit only has to be long enough.
+UNLIMITED_SECONDS = 86_400.0
 
 Tensors = dict[str, torch.Tensor]
 
@@ -81,7 +81,7 @@ class Formation:
             start.generation, lambda key, value: control.store(start.generation, key, value), BUILD_SECONDS
         )
         with control.delivering(start.generation, store.deliver), control.interruptible(store.interrupt):
-            group = Group(start.generation, rank, members, store, self.host, EXCHANGE_SECONDS, BUILD_SECONDS)
+            group = Group(start.generation, rank, members, store, self.host, UNLIMITED_SECONDS, BUILD_SECONDS)
             built = time.monotonic()
             try:
                 with control.interruptible(group.abort):
@@ -93,24 +93,33 @@ class Formation:
                 group.close()
                 raise
         control.form(built - began, time.monotonic() - built, copied)
+        control.doing("program")  # it waits for nobody
         return World(group, members, rank, self.parts(len(members)), evaluated)
 
     def _take_over(self, start: pb.Start, group: Group, rank: int) -> int:
         """The state of the world: from disk, from a peer, or it is here already; bytes received or sent."""
         members, bytes_moved = list(start.members), 0
+
+        def moved() -> None:
+            self.control.moved("copy")
+
         if start.directory and rank == 0:
+            self.control.doing("load")  # which the others wait for
             state, _ = state_files.read(Path(start.directory), start.state.step)
             self.load(state, start.state.step)
+            self.control.doing("copy")
         # In one order for all, so that nobody waits for someone who waits for him.
         for to, member in enumerate(members):
             source = start.copies.get(member, "")
             if not source:
                 continue
             if source == self.control.replica:
-                bytes_moved += send_state(group, to, self.state())
+                bytes_moved += send_state(group, to, self.state(), moved)
             elif to == rank:
-                received = receive_state(group, members.index(source))
+                received = receive_state(group, members.index(source), moved)
+                self.control.doing("load")
                 self.load(received, start.state.step)
+                self.control.doing("copy")
                 bytes_moved += sum(t.numel() * t.element_size() for t in received.values())
         return bytes_moved
 
@@ -125,6 +134,7 @@ class Formation:
         mine = {"evaluated": sorted(self.control.evaluations), "device": nccl.device_name(self.device), "memory": offer}
         found = [json.loads(text) for text in gather_bytes(group, json.dumps(mine).encode())]
         if nccl.usable([said["device"] for said in found]):
+            self.control.doing("build")
             group.connect_devices(self.device, DEVICES_SECONDS)
         elif offer is not None and all(said["memory"] for said in found):
             self._share(group, [said["memory"] for said in found])

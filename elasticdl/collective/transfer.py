@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import google_crc32c
@@ -21,6 +21,7 @@ import torch
 from elasticdl import faults
 from elasticdl.collective.group import Group, Link, Passage
 from elasticdl.errors import GroupBroken
+from elasticdl.frameworks.replica_dtypes import DTYPES
 
 CHUNK_BYTES = 1 << 22
 AHEAD = 4  # chunks on the way at once
@@ -30,14 +31,7 @@ _FORMAT = 1
 
 _PREAMBLE, _HEADER, _CHUNK, _CHECKSUM, _RECEIPT = 16, 17, 18, 19, 20  # tags
 
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool,
-        torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-        torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2,
-    )
-}  # fmt: skip
+_NAMED = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
 @dataclass(frozen=True)
@@ -54,8 +48,13 @@ class _Entry:
         return math.prod(self.shape) * int(self.dtype.itemsize)
 
 
-def send_state(group: Group, to: int, state: Mapping[str, torch.Tensor]) -> int:
-    """Copy the state to a rank that waits in `receive_state`; how many bytes of tensors went over."""
+def send_state(
+    group: Group, to: int, state: Mapping[str, torch.Tensor], moved: Callable[[], None] = lambda: None
+) -> int:
+    """Copy the state to a rank that waits in `receive_state`; how many bytes of tensors went over.
+
+    `moved` is called, by the courier, whenever some of it arrived.
+    """
     group.check()
     entries, size = _layout(state)
     described = [[e.name, str(e.dtype).removeprefix("torch."), list(e.shape)] for e in entries]
@@ -73,6 +72,7 @@ def send_state(group: Group, to: int, state: Mapping[str, torch.Tensor]) -> int:
         for number, length in enumerate(_chunks(size)):
             if number >= AHEAD:
                 receipts.popleft().wait()
+                moved()
             chunk = places[number % AHEAD][:length]
             _pack(chunk, number * CHUNK_BYTES, entries, state)
             sent.append(link.send(chunk, to, _CHUNK))
@@ -82,18 +82,19 @@ def send_state(group: Group, to: int, state: Mapping[str, torch.Tensor]) -> int:
         sent.append(link.send(torch.tensor([checksum], dtype=torch.int64), to, _CHECKSUM))
         for passage in (*receipts, last, *sent):
             passage.wait()
+            moved()
 
     group.run(carry_out)
     return size
 
 
-def receive_state(group: Group, source: int) -> dict[str, torch.Tensor]:
-    """The state of a rank that is in `send_state`, in main memory."""
+def receive_state(group: Group, source: int, moved: Callable[[], None] = lambda: None) -> dict[str, torch.Tensor]:
+    """The state of a rank that is in `send_state`, in main memory. `moved` is called, by the courier, as it comes."""
     group.check()
-    return group.run(lambda link: _received(link, source, group.members[source]))
+    return group.run(lambda link: _received(link, source, group.members[source], moved))
 
 
-def _received(link: Link, source: int, member: str) -> dict[str, torch.Tensor]:
+def _received(link: Link, source: int, member: str, moved: Callable[[], None]) -> dict[str, torch.Tensor]:
     length, size = link.receive(torch.empty(2, dtype=torch.int64), source, _PREAMBLE).wait().tolist()
     if not 0 < length <= _MOST_HEADER_BYTES or size < 0:
         raise GroupBroken(f"{member} announces a state of {size} bytes with a header of {length}", [member])
@@ -110,6 +111,7 @@ def _received(link: Link, source: int, member: str) -> dict[str, torch.Tensor]:
             coming.append(link.receive(data[start : start + lengths[number]], source, _CHUNK))
         if number >= AHEAD and coming:
             checksum = _extended(checksum, coming.popleft().wait())
+            moved()
             receipts.append(link.send(_receipt(), source, _RECEIPT))
         if number == AHEAD:
             faults.point("worker.copying")
@@ -130,7 +132,7 @@ def _receipt() -> torch.Tensor:
 def _layout(state: Mapping[str, torch.Tensor]) -> tuple[list[_Entry], int]:
     entries, start = [], 0
     for name, tensor in state.items():
-        if tensor.dtype not in _DTYPES.values():
+        if tensor.dtype not in DTYPES:
             raise ValueError(f"{name} is of {tensor.dtype}, which is not copied between workers")
         entry = _Entry(name, tensor.dtype, tuple(tensor.shape), start)
         entries.append(entry)
@@ -148,7 +150,7 @@ def _entries(header: bytes, size: int, member: str) -> list[_Entry]:
         for name, dtype, shape in described["tensors"]:
             if any(not isinstance(n, int) or n < 0 for n in shape):
                 raise ValueError(f"{name} has the shape {shape}")
-            entry = _Entry(str(name), _DTYPES[dtype], tuple(shape), start)
+            entry = _Entry(str(name), _NAMED[dtype], tuple(shape), start)
             entries.append(entry)
             start = _aligned(start + entry.bytes)
         if start != size:
@@ -164,7 +166,8 @@ def _pack(chunk: torch.Tensor, offset: int, entries: list[_Entry], state: Mappin
     for entry in entries:
         first, last = max(entry.start, offset), min(entry.start + entry.bytes, stop)
         if first < last:
-            source = state[entry.name].detach().reshape(-1).view(torch.uint8)
+            held = state[entry.name].detach().resolve_conj().resolve_neg()  # as bytes
+            source = held.reshape(-1).view(torch.uint8)
             chunk[first - offset : last - offset].copy_(source[first - entry.start : last - entry.start])
 
 

@@ -127,12 +127,16 @@ class Values:
 
 
 class _Kind:
-    """Buffers whose moves are exact in one type: statistics in float32 or float64, counters in int64."""
+    """Buffers whose moves are exact in one type: statistics in float32 or float64, counters in int64.
+
+    Complex ones move in both their parts.
+    """
 
     def __init__(self, path: str, dtype: torch.dtype, buffers: list[Buffer]) -> None:
         self._path, self._dtype, self._buffers = path, dtype, buffers
         self._tensors = [b.tensor for b in buffers]
-        self.size = sum(t.numel() for t in self._tensors)
+        self._at_once = not any(t.is_conj() or t.is_neg() for t in self._tensors)  # torch refuses those in a list
+        self.size = sum(t.numel() for t in self._tensors) * (2 if dtype.is_complex else 1)
         self.commit()
 
     def commit(self) -> None:
@@ -146,9 +150,12 @@ class _Kind:
                 shape = None if found is None else list(found.shape)
                 what = f"buffer {buffer.name!r} of shape {list(buffer.tensor.shape)} becomes {shape} in a forward pass"
                 raise ModelError(self._path, what, "Keep its shape, or register it with persistent=False.")
-        flat = self._flat([t.detach() for t in now])
+            if not torch.can_cast(found.dtype, self._dtype):
+                what = f"buffer {buffer.name!r} of {buffer.tensor.dtype} becomes {found.dtype} in a forward pass"
+                raise ModelError(self._path, what, "Keep its type.")
+        flat, committed = _real(self._flat([t.detach() for t in now])), _real(self._committed)
         # Not simply the difference: masks hold infinities.
-        return torch.where(flat == self._committed, 0, flat - self._committed).float()
+        return torch.where(flat == committed, 0, flat - committed).float()
 
     def restore(self) -> None:
         # Always: batch normalization writes its statistics without counting up their version.
@@ -159,15 +166,23 @@ class _Kind:
 
     def move(self, mean: Any) -> None:
         exact = mean.to(torch.float64)
-        if not self._dtype.is_floating_point:
+        if self._dtype.is_complex:
+            exact = torch.view_as_complex(exact.view(-1, 2))
+        elif not self._dtype.is_floating_point:
             exact = exact.round()
-        self._committed += exact.to(self._dtype)
+        exact = exact.to(self._dtype)
+        # What stands still keeps its bits: -0.0 + 0.0 is 0.0.
+        self._committed.copy_(torch.where(exact == 0, self._committed, self._committed + exact))
         self._write()
         self.commit()  # as the tensors hold them, which may be narrower
 
     def _write(self) -> None:
         with torch.no_grad():
-            torch._foreach_copy_(self._tensors, self._views)
+            if self._at_once:
+                torch._foreach_copy_(self._tensors, self._views)
+            else:
+                for tensor, committed in zip(self._tensors, self._views, strict=True):
+                    tensor.copy_(committed)
 
     def _flat(self, tensors: list[Any]) -> Any:
         return torch.cat([t.detach().to(self._dtype).reshape(-1) for t in tensors])
@@ -177,7 +192,13 @@ class _Kind:
         return [part.view(t.shape) for part, t in zip(flat.split(sizes), self._tensors, strict=True)]
 
 
+def _real(flat: Any) -> Any:
+    return torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+
+
 def _exact(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return dtype
     if not dtype.is_floating_point:
         return torch.int64
     return torch.float64 if dtype == torch.float64 else torch.float32

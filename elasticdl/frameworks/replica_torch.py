@@ -14,8 +14,8 @@ from elasticdl.frameworks.metrics import MetricsAccumulator
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.optimizers import make_optimizer
 from elasticdl.frameworks.replica import MODEL, OPTIMIZER, check_state, refuse_tables
+from elasticdl.frameworks.replica_modules import values_of
 from elasticdl.frameworks.replica_optimizer import TorchOptimizer
-from elasticdl.frameworks.replica_tensors import Buffer, Values
 from elasticdl.frameworks.rows import NoRows, TableLayer
 from elasticdl.frameworks.torch import export_model, new_metrics
 from elasticdl.frameworks.torch_rows import mean_of, to_tensor
@@ -35,13 +35,9 @@ class TorchReplica:
             self._materialise(seed, sample)
         model.to(self.device)
         self.notes = tuple(_notes(model))
-        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        _check(model, trainable, code.path)
-        buffers, fleeting = _buffers(model)
-        still = {name: p for name, p in model.named_parameters() if not p.requires_grad} | fleeting
-        self.values = Values(code.path, trainable, buffers, still)
+        self.values, kept = values_of(code.path, model)
         self.gradient_size, self.buffer_size = self.values.gradient_size, self.values.buffer_size
-        kept = dict(model.named_parameters()) | {b.name: b.tensor for b in buffers}
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._named = {f"{MODEL}{name}": tensor for name, tensor in kept.items()}
         self._optimizer = TorchOptimizer(code, trainable, *make_optimizer(code, list(trainable.values())))
 
@@ -70,7 +66,8 @@ class TorchReplica:
         check_state(self._code.path, self._named, of_model)
         self._optimizer.check(of_optimizer)
         with torch.no_grad():
-            torch._foreach_copy_(list(self._named.values()), [of_model[name] for name in self._named])
+            for name, tensor in self._named.items():
+                tensor.copy_(of_model[name])
         self.values.commit()
         self._optimizer.load(of_optimizer)
 
@@ -103,35 +100,6 @@ class TorchReplica:
 
 def _tensors(model: Any) -> list[Any]:
     return [*model.parameters(), *model.buffers()]
-
-
-def _buffers(model: Any) -> tuple[list[Buffer], dict[str, Any]]:
-    """Those that belong to the model's state, and those registered with persistent=False."""
-    kept = set(model.state_dict(keep_vars=True))
-    buffers, fleeting, seen = [], {}, set()
-    for prefix, module in model.named_modules():
-        for key, tensor in module._buffers.items():
-            name = f"{prefix}.{key}" if prefix else key
-            if tensor is None or id(tensor) in seen:
-                continue
-            seen.add(id(tensor))
-            if name in kept:
-                # A scripted module's are reached in place alone.
-                buffers.append(Buffer(name, tensor, module._buffers if type(module._buffers) is dict else {}, key))
-            else:
-                fleeting[name] = tensor
-    return buffers, fleeting
-
-
-def _check(model: Any, trainable: Mapping[str, Any], path: str) -> None:
-    for name, tensor in trainable.items():
-        if not tensor.dtype.is_floating_point:
-            remedy = "Keep real and imaginary parts as two parameters."
-            raise ModelError(path, f"parameter {name!r} is {tensor.dtype}; gradients are added as floats", remedy)
-    own = [n for n, m in model.named_modules() if type(m).get_extra_state is not torch.nn.Module.get_extra_state]
-    if own:
-        what = f"module {own[0]!r} has an extra state that is no tensor, which cannot be handed to other workers"
-        raise ModelError(path, what, "Keep it in buffers.")
 
 
 def _notes(model: Any) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-_KINDS = {"f": "F", "i": "I", "u": "U"}
+_KINDS = {"f": "F", "i": "I", "u": "U", "c": "C"}
 _COPY_BYTES = 1 << 22
 
 
@@ -237,4 +237,4 @@ def _open(path: Path) -> dict[str, Array]:
     return found
 
 
-_NUMPY = {_dtype(np.dtype(kind)): np.dtype(kind) for kind in ("?", *"bhiqBHIQefd")}
+_NUMPY = {_dtype(np.dtype(kind)): np.dtype(kind) for kind in ("?", *"bhiqBHIQefdF")}

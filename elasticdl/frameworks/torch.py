@@ -154,9 +154,9 @@ def export_model(
 
 
 def _as_array(tensor: Any) -> Any:
-    # numpy has no bfloat16; the values are exact in float32, and load_state_dict turns them back
-    found = tensor.detach().cpu()
-    return (found.float() if found.dtype == torch.bfloat16 else found).numpy()
+    # numpy has no bfloat16 or float8; the values are exact in float32, and load_state_dict turns them back
+    narrow = tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+    return (tensor.float() if narrow else tensor).numpy(force=True)
 
 
 class _TensorMeasure(MeanMeasure):

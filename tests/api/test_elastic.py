@@ -74,6 +74,21 @@ def test_a_part_that_is_not_answered_for_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
+def test_a_pass_that_moves_what_must_stand_still_ends_the_job(deterministic: bool) -> None:
+    """No other worker would do better, so nobody is to try."""
+    model = torch.nn.Linear(1, 1)
+    model.register_buffer("seen", torch.zeros(1), persistent=False)
+    elastic = loop(model, deterministic=deterministic)
+    with pytest.raises(JobFailed, match="Linear: the forward pass changes 'seen' in place"):
+        for part in elastic.parts():
+            model.seen += 1
+            loss = model(torch.ones(len(part), 1)).mean()
+            loss.backward()
+            elastic.step(loss)
+    assert elastic.committed_steps == 0
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
 def test_a_part_may_be_given_up_and_the_next_one_starts_from_what_was_committed(deterministic: bool) -> None:
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(1, affine=False), torch.nn.Linear(1, 1))
     elastic = loop(model, records=16, num_epochs=1, deterministic=deterministic)

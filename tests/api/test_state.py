@@ -15,6 +15,7 @@ from elasticdl.api.nested import flatten, unflatten
 from elasticdl.api.saving import Saver
 from elasticdl.api.torch_model import TorchModel
 from elasticdl.errors import DataError, ModelError, UsageError
+from elasticdl.frameworks.replica_dtypes import DTYPES
 
 # State dictionaries.
 
@@ -118,7 +119,66 @@ def test_a_model_without_anything_to_train_is_refused() -> None:
         TorchModel(model, torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0))
 
 
+class Counting(torch.nn.Linear):
+    """A model of the user's own that leaves something behind."""
+
+    def __init__(self, kept: torch.Tensor | None = None) -> None:
+        super().__init__(3, 1)
+        self.register_buffer("seen", torch.zeros(1), persistent=False)
+        if kept is not None:
+            self.register_buffer("kept", kept)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return super().forward(x)
+
+
+class Extra(torch.nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"seen": 3}
+
+
+def own(model: torch.nn.Module, **more: Any) -> TorchModel:
+    return TorchModel(model, torch.optim.SGD(model.parameters(), lr=0.1), **more)
+
+
+def test_a_pass_that_moves_a_buffer_which_no_state_holds_is_refused() -> None:
+    model = Counting()
+    trained = own(model)
+    trained.begin(seed=1)
+    model(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(ModelError, match="Counting: the forward pass changes 'seen' in place"):
+        trained.contribute(1)
+
+
+def test_what_cannot_be_handed_to_others_is_refused_at_the_start() -> None:
+    with pytest.raises(ModelError, match="Extra: module '' has an extra state that is no tensor"):
+        own(Extra(3, 1))
+    with pytest.raises(ModelError, match=r"parameter 'weight' is torch\.complex64; gradients are added as floats"):
+        own(torch.nn.Linear(3, 1, dtype=torch.complex64))
+    with pytest.raises(ModelError, match=r"'kept' is torch\.complex128.*\n.*complex64"):
+        own(Counting(torch.zeros(2, dtype=torch.complex128)))
+    with pytest.raises(ModelError, match=r"'more/table' is torch\.complex128"):
+        own(torch.nn.Linear(3, 1), more={"table": torch.zeros(2, dtype=torch.complex128)})
+
+
 # Files.
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_type_that_a_state_may_hold_comes_back_from_disk(dtype: torch.dtype, tmp_path: Path) -> None:
+    held = torch.arange(6.0).to(dtype)
+    held = torch.complex(held.real, held.real + 1).conj() if dtype.is_complex else held
+    state_files.write(tmp_path, state_files.snapshot({"model/t": held}), 1, 1)
+    found = state_files.read(tmp_path)[0]["model/t"]
+    expected = held.resolve_conj()
+    assert found.dtype == dtype and torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_a_type_that_files_do_not_hold_is_named(tmp_path: Path) -> None:
+    state = {"model/t": torch.zeros(2, dtype=torch.complex128)}
+    with pytest.raises(DataError, match=r"t is torch\.complex128, which files do not hold"):
+        state_files.write(tmp_path, state_files.snapshot(state), 1, 1)
 
 
 @pytest.fixture

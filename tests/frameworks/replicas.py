@@ -61,7 +61,7 @@ def digest(state: dict[str, torch.Tensor]) -> str:
     """Of all names, types, shapes and bits."""
     found = hashlib.sha256()
     for name in sorted(state):
-        tensor = state[name].detach().cpu().contiguous()
+        tensor = state[name].detach().cpu().contiguous().resolve_conj()
         found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         found.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

@@ -218,6 +218,80 @@ def test_an_extra_state_of_a_module_is_refused(zoo: Path) -> None:
     assert "extra state" in wrong(zoo, text)
 
 
+ROTARY = """
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 1)
+        self.register_buffer("table", torch.polar(torch.ones(3), torch.arange(3.0)))
+        self.register_buffer("turned", torch.polar(torch.ones(2), torch.arange(2.0)).conj())
+        self.register_buffer("drift", torch.zeros(1, dtype=torch.complex64))
+        self.register_buffer("one", torch.ones(1))
+        self.register_buffer("large", torch.tensor([2**64 - 3], dtype=torch.uint64))
+        self.register_buffer("wide", torch.tensor([2**32 - 1], dtype=torch.uint32))
+        self.register_buffer("on", torch.tensor([True, False]))
+        self.register_buffer("tiny", torch.tensor([0.5, 448.0]).to(torch.float8_e4m3fn))
+    def forward(self, x):
+        self.drift += 0.25 + 0.5j
+        return super().forward(x) + (self.table * self.turned[1]).real.sum() * 0
+
+def custom_model():
+    return Net()
+"""
+
+
+def test_buffers_of_every_type_stay_what_they_are_and_complex_ones_move_in_both_parts(zoo: Path) -> None:
+    replica = written(zoo, ROTARY)
+    before = {name: t.clone() for name, t in replica.state().items()}
+    _, vector = replica.part(*PAIR, seed=1)
+    assert digest(replica.state()) == digest(before)
+    for step in range(2):
+        replica.apply(vector.clone(), step, 0)
+    state = replica.state()
+    assert state["model/drift"].tolist() == [0.5 + 1j]
+    still = [name for name in state if name not in ("model/weight", "model/bias", "model/drift")]
+    assert len(still) >= 7
+    assert digest({n: state[n] for n in still}) == digest({n: before[n] for n in still})
+    assert state["model/large"].tolist() == [2**64 - 3] and state["model/turned"].is_conj()
+    newcomer = written(zoo, ROTARY)
+    newcomer.load({name: t.resolve_conj() for name, t in state.items()})
+    assert digest(newcomer.state()) == digest(state)
+
+
+def test_a_model_with_buffers_of_every_type_is_exported(zoo: Path, tmp_path: Path) -> None:
+    replica = written(zoo, ROTARY)
+    replica.export(tmp_path)
+    from safetensors.torch import load_file
+
+    held, state = load_file(tmp_path / "model.safetensors"), replica.state()
+    for name in ("table", "turned", "large", "wide", "on"):
+        assert torch.equal(held[name], state[f"model/{name}"].resolve_conj()), name
+    assert torch.equal(held["tiny"].to(torch.float8_e4m3fn).view(torch.uint8), state["model/tiny"].view(torch.uint8))
+
+
+def test_a_buffer_that_changes_its_type_in_a_pass_is_refused(zoo: Path) -> None:
+    text = """
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 1)
+        self.register_buffer("seen", torch.zeros(1, dtype=torch.int64))
+    def forward(self, x):
+        self.seen = self.seen + 0.5
+        return super().forward(x)
+
+def custom_model():
+    return Net()
+"""
+    with pytest.raises(ModelError, match=r"buffer 'seen' of torch\.int64 becomes torch\.float32 in a forward pass"):
+        written(zoo, text).part(*PAIR, seed=1)
+
+
+def test_a_type_that_no_file_holds_is_refused_at_the_start(zoo: Path) -> None:
+    text = ROTARY.replace("dtype=torch.complex64", "dtype=torch.complex128")
+    said = wrong(zoo, text)
+    assert "'drift' is torch.complex128, which can neither be handed to other workers nor saved" in said
+    assert "Keep it as complex64" in said
+
+
 def test_a_state_of_another_optimizer_is_named() -> None:
     replica = make("torch", optimizer="adam")
     train(replica, 0, 1)
