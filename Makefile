@@ -35,10 +35,12 @@ test-zoo: $(VENV)/.dev  ## Whole MNIST jobs: one worker, two, and one killed eve
 test-k8s: $(VENV)/.dev  ## On a Kubernetes cluster: the context K8S_CONTEXT, else one that is reachable, else one started for it.
 	PYTHON=$(BIN)/python ELASTICDL_K8S_CONTEXT="$(or $(K8S_CONTEXT),$(ELASTICDL_K8S_CONTEXT))" scripts/test_k8s.sh
 
-test-backends: $(VENV)-jax/.ready $(VENV)-tensorflow/.ready  ## The Trainable contract and a whole job on JAX and on TensorFlow.
+test-backends: $(VENV)-jax/.ready $(VENV)-tensorflow/.ready  ## On JAX and on TensorFlow: the Trainable contract, all-reduce jobs with a kill, a parameter-server job.
 	KERAS_BACKEND=jax $(VENV)-jax/bin/python -m pytest -q tests/frameworks/test_backends.py
+	KERAS_BACKEND=jax $(VENV)-jax/bin/python -m pytest -q tests/processes/test_allreduce_backends.py
 	KERAS_BACKEND=jax $(VENV)-jax/bin/python -m pytest -q tests/zoo/test_jobs.py -k deepfm
 	KERAS_BACKEND=tensorflow $(VENV)-tensorflow/bin/python -m pytest -q tests/frameworks/test_backends.py
+	KERAS_BACKEND=tensorflow $(VENV)-tensorflow/bin/python -m pytest -q tests/processes/test_allreduce_backends.py
 	KERAS_BACKEND=tensorflow $(VENV)-tensorflow/bin/python -m pytest -q tests/zoo/test_jobs.py -k deepfm
 
 bench: $(VENV)/.dev  ## Every claim about speed, measured on this machine; --out FILE of a script keeps its results.
