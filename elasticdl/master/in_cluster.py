@@ -22,17 +22,19 @@ from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.cluster.kubernetes.reading import Pod
 from elasticdl.cluster.kubernetes.submission import MERGE, conclude
 from elasticdl.cluster.protocol import Cluster, ReplicaPhase, ReplicaRequest, ReplicaStatus
-from elasticdl.errors import JobFailed, Problem, Refused, Unreachable, UsageError, WireError
+from elasticdl.errors import JobFailed, Problem, Refused, SentAway, Unreachable, UsageError, WireError
 from elasticdl.files import write_durably
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 from elasticdl.master import preflight, running
+from elasticdl.master.master import Master
 from elasticdl.master.running import Result
 
 log = logging.getLogger(__name__)
 
 LISTENING = f"0.0.0.0:{names.MASTER_PORT}"
 ENDED_BY_SIGTERM = 128 + signal.SIGTERM
+STAY_SECONDS = (3.0, 12.0)  # for others to say that they go, too; and then for what they hold to be saved
 KEEPER_SECONDS = 60.0  # until a keeper that was refused is asked for again
 SOON_SECONDS = (1.0, 60.0)  # the first and the longest pause before a keeper whose predecessor was soon gone
 CLAIM_SECONDS = 60.0  # for the master before this one to let go of the checkpoints
@@ -56,8 +58,12 @@ class Place:
 
     @property
     def paths(self) -> names.JobPaths:
-        """A folder for each submission: one of the same name later must not find this one's journal."""
-        return names.JobPaths(Path(str(self.spec.state_dir)), f"{self.spec.namespace}-{self.owner['uid']}")
+        return paths_of(self.spec, self.owner["uid"])
+
+
+def paths_of(spec: JobSpec, uid: str) -> names.JobPaths:
+    """A folder for each submission, by its ConfigMap: one of the same name later must not find this one's journal."""
+    return names.JobPaths(Path(str(spec.state_dir)), f"{spec.namespace}-{uid}")
 
 
 async def run(spec: JobSpec, replica: str) -> int:
@@ -68,7 +74,7 @@ async def run(spec: JobSpec, replica: str) -> int:
     api = KubernetesApi(credentials.find())
     try:
         return await _lead(await _find(api, spec, replica))
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, SentAway):
         log.info("Sent away by SIGTERM; the next master goes on")
         return ENDED_BY_SIGTERM
     except Unreachable as error:  # the cluster's trouble, not this master's: it counts as no crash
@@ -124,7 +130,7 @@ async def _lead(place: Place) -> int:
 async def _to_the_end(place: Place) -> Result:
     paths = place.paths
     try:
-        _make_home(place.spec, paths)
+        make_home(place.spec, paths)
         if paths.result.exists():  # the master before this one could not tell anybody
             found: Result = json.loads(paths.result.read_bytes())
             return found
@@ -138,7 +144,7 @@ async def _to_the_end(place: Place) -> Result:
             try:
                 if not paths.journal.exists():
                     await _clear(cluster)
-                return await running.run(spec, paths, cluster, LISTENING)
+                return await running.run(spec, paths, cluster, LISTENING, _sent_away)
             finally:
                 reviving.cancel()
                 await asyncio.wait({reviving})
@@ -146,6 +152,22 @@ async def _to_the_end(place: Place) -> Result:
         for problem in error.problems:
             log.error("%s", problem)
         return {"outcome": "failed", "reason": str(error), "status": {}, "exit_code": error.exit_code}
+
+
+async def _sent_away(master: Master, stay_seconds: tuple[float, float] = STAY_SECONDS) -> None:
+    """Ends when this master has to go.
+
+    Whoever sends it away may send everybody away, as when a node is drained. Those that hold what was trained need a
+    master to save it; it launches nobody meanwhile.
+    """
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    await told.wait()
+    log.info("Told to go by SIGTERM; replicas that are as well are saved first")
+    master.going = True
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(master.until(lambda job: job.parting), stay_seconds[0])
+        await asyncio.wait_for(master.until(lambda job: not job.parting), stay_seconds[1])
 
 
 async def _clear(cluster: KubernetesCluster) -> None:
@@ -171,7 +193,8 @@ def _replica(status: ReplicaStatus) -> bool:
     return status.role not in (names.MASTER, names.KEEPER)
 
 
-def _make_home(spec: JobSpec, paths: names.JobPaths) -> None:
+def make_home(spec: JobSpec, paths: names.JobPaths) -> None:
+    """Make the job's folder, to which a file can be written; raises UsageError where that cannot be done."""
     try:
         paths.root.mkdir(parents=True, exist_ok=True)
         write_durably(paths.root / ".writable", b"")

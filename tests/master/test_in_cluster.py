@@ -37,7 +37,7 @@ def test_a_place_that_cannot_be_written_to_is_named_with_the_remedy(tmp_path: Pa
     (tmp_path / "state").write_text("a file")
     spec = JobSpec.model_validate({"job_name": "j", "state_dir": str(tmp_path / "state")})
     with pytest.raises(UsageError) as refused:
-        in_cluster._make_home(spec, JobPaths(tmp_path / "state", "default-1"))
+        in_cluster.make_home(spec, JobPaths(tmp_path / "state", "default-1"))
     (problem,) = refused.value.problems
     assert problem.where == "--state_dir" and "cannot be kept in" in problem.what
     assert "or name another place on one with --state_dir" in problem.remedy

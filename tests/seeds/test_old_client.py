@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from elasticdl.cli.flags import read_request
 from elasticdl.errors import UsageError
-from elasticdl.python.master.main import job_of
+from elasticdl.job.spec import JobSpec
+from elasticdl.python.master.main import job_of, unfit
 from tests.seeds.command_lines import COPY
 
 HERE = Path(__file__).parent
@@ -50,3 +52,14 @@ def test_a_flag_that_was_given_arrives(name: str, value: str) -> None:
 def test_a_flag_that_is_wrong_is_named() -> None:
     with pytest.raises(UsageError, match="--num_workers=none"):
         job_of(with_flag("num_workers", "none")).require()
+
+
+def test_a_pod_of_the_old_client_that_cannot_lead_the_job_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    fits, fails = (JobSpec(job_name="j", state_dir=str(tmp_path / name)) for name in ("state", "file"))
+    on_node, claimed = ({"spec": {"securityContext": context}} for context in ({}, {"runAsUser": os.getuid() + 1}))
+    assert unfit(fits, "1", on_node) == "" and (tmp_path / "state").is_dir()
+    assert unfit(fits, "1", {"spec": {"securityContext": {"runAsUser": os.getuid()}}}) == ""
+    assert unfit(fails, "1", on_node).startswith(f"the job's state cannot be kept in {tmp_path / 'file'}")
+    assert unfit(fits, "2", claimed).startswith(f"it runs as user {os.getuid()}, and the job's other pods")
+    assert not any((tmp_path / "state").glob("*-2")), "nothing is made that the other user could not write to"

@@ -26,7 +26,7 @@ from elasticdl.cluster.protocol import Exit, ReplicaPhase
 from elasticdl.errors import ElasticDLError, Unreachable
 from elasticdl.job import loglines, names
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("elasticdl.cluster.kubernetes.keeper")  # not `__main__`, which this is called when it is run
 
 BACKOFF_SECONDS = (1.0, 2.0, 4.0)  # before the master is made again after a crash
 LONG_SECONDS = 600.0  # a master that ran so long has no part in the crashes before it

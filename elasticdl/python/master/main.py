@@ -1,13 +1,14 @@
 """The master as the client of ElasticDL 1.0 starts it: in a pod of its own making, with the whole job as flags.
 
 It makes the objects that this version's client makes before a master starts, has the pod be one of them, and becomes
-the master.
+the master. Where such a pod cannot be one, for want of what this version's pods have, its keeper starts one that can.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import os
 import sys
 import tempfile
@@ -19,11 +20,13 @@ from elasticdl.cli.submit import secrets_of
 from elasticdl.cluster.kubernetes import credentials
 from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
 from elasticdl.cluster.kubernetes.preflight import rbac_command
-from elasticdl.cluster.kubernetes.submission import find, submit
+from elasticdl.cluster.kubernetes.reading import Pod
+from elasticdl.cluster.kubernetes.submission import find, folder, submit
 from elasticdl.errors import JobFailed, Problem, UsageError
 from elasticdl.job import names
 from elasticdl.job.resolve import Resolved
 from elasticdl.job.spec import JobSpec, knobs, spellings
+from elasticdl.master import in_cluster
 
 EMPTY = ("", "None")  # as that client writes what nobody gave
 # What it also writes when nobody gave it, and what would mean something here.
@@ -36,12 +39,15 @@ def master(words: list[str]) -> int:
     spec = resolved.require()
     for line in (*resolved.decisions, *resolved.notes):
         print(line, flush=True)
-    files, environment = asyncio.run(_adopted(spec))
-    folder = Path(tempfile.mkdtemp(prefix="elasticdl-master-"))  # for the life of the pod
+    uid, files, environment = asyncio.run(_adopted(spec))
+    why = unfit(spec, uid, json.loads(files[names.MASTER_KEY]))
+    if why:
+        return asyncio.run(_hand_over(spec, why))
+    place = Path(tempfile.mkdtemp(prefix="elasticdl-master-"))  # for the life of the pod
     for name, text in files.items():  # as they are mounted elsewhere
-        (folder / name).write_text(text)
-    os.environ |= {**spec.envs, **environment, names.ENV_JOB_FILE: str(folder / names.JOB_KEY)}
-    os.execv(sys.executable, [sys.executable, "-m", "elasticdl.master"])
+        (place / name).write_text(text)
+    os.environ |= {**spec.envs, **environment, names.ENV_JOB_FILE: str(place / names.JOB_KEY)}
+    return os.execv(sys.executable, [sys.executable, "-m", "elasticdl.master"])
 
 
 def job_of(words: Sequence[str]) -> Resolved:
@@ -67,13 +73,14 @@ def _given(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-async def _adopted(spec: JobSpec) -> tuple[dict[str, str], dict[str, str]]:
-    """Make the job's objects, with this pod as its master; the files and the environment that such a master has."""
+async def _adopted(spec: JobSpec) -> tuple[str, dict[str, str], dict[str, str]]:
+    """Make the job's objects, with this pod as its master; their owner's uid, and the files and the environment that
+    such a master has."""
     job, namespace = str(spec.job_name), str(spec.namespace)
     name = names.config_name(job)
     api = KubernetesApi(credentials.find())
     try:
-        await submit(api, spec, secrets_of(spec), master_exists=True, tell=lambda line: print(line, flush=True))
+        uid = await submit(api, spec, secrets_of(spec), master_exists=True, tell=lambda line: print(line, flush=True))
         # Read back: after a restart of the container they were there already.
         config, secret = await find(api, "ConfigMap", namespace, name), await find(api, "Secret", namespace, name)
     except ApiRefused as refusal:
@@ -89,7 +96,39 @@ async def _adopted(spec: JobSpec) -> tuple[dict[str, str], dict[str, str]]:
         names.ENV_REPLICA: names.replica_name(job, names.MASTER),
         names.ENV_MASTER_ADDR: names.master_address(job, namespace),
     }
-    return config["data"], environment
+    return uid, config["data"], environment
+
+
+def unfit(spec: JobSpec, uid: str, template: Pod) -> str:
+    """Why this process cannot lead the job in the pod that the client made; empty when it can.
+
+    `template`: the pod that this version makes for the job's master. It may have what that client knows nothing of: a
+    user that the job's other pods share, a group that a claim is given to, a folder that root makes on a node.
+    """
+    user = (template["spec"].get("securityContext") or {}).get("runAsUser", os.getuid())
+    if user != os.getuid():
+        return f"it runs as user {os.getuid()}, and the job's other pods, which share its files, as user {user}"
+    try:
+        in_cluster.make_home(spec, in_cluster.paths_of(spec, uid))
+    except UsageError as error:
+        return error.problems[0].what
+    return ""
+
+
+async def _hand_over(spec: JobSpec, why: str) -> int:
+    """Have the keeper start the job's own master in this pod's place; the exit code that costs no attempt."""
+    name = names.replica_name(str(spec.job_name), names.MASTER)
+    print(f"This pod, as the client made it, cannot lead the job: {why}.", flush=True)
+    print(f"The keeper starts another in its place: kubectl logs -f -n {spec.namespace} {name} follows it.", flush=True)
+    path, api = f"{folder('Pod', str(spec.namespace))}/{name}", KubernetesApi(credentials.find())
+    try:
+        pod = await api.call("GET", path)
+        if pod["spec"].get("restartPolicy") != "Never":  # or its kubelet would start this container again and again
+            only_this = {"preconditions": {"uid": pod["metadata"]["uid"]}}
+            await api.call("DELETE", path, body={"apiVersion": "v1", "kind": "DeleteOptions", **only_this})
+    finally:
+        await api.close()
+    return in_cluster.ENDED_BY_SIGTERM
 
 
 if __name__ == "__main__":
