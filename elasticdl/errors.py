@@ -3,6 +3,7 @@
 ElasticDLError
 ├── UsageError      what the user asked for cannot be done; lists every problem; exit code 2
 ├── JobFailed       a job started and could not finish; exit code 1
+├── SentAway        this process was told to go, and has seen to what it leaves behind
 ├── DataError       a data file is missing, corrupt or truncated: names file, offset and remedy
 ├── ModelError      the user's model file is wrong, or raised: carries the user's own traceback
 │   └── ScheduleError   its learning-rate schedule raised or gave no rate: no other record helps
@@ -52,6 +53,10 @@ class UsageError(ElasticDLError):
 
 class JobFailed(ElasticDLError):
     """A job started and could not finish; the message is the reason."""
+
+
+class SentAway(ElasticDLError):
+    """This process was told to go, and has seen to what it leaves behind."""
 
 
 class DataError(ElasticDLError):

@@ -143,6 +143,12 @@ class AllreduceState:
         return cuts | ({writing.cut} if writing is not None else set())
 
     @property
+    def parting(self) -> bool:
+        """Whether workers that were told to go are still there, or what they wrote has yet to be published."""
+        there = any(w.leaving and w.in_touch for w in self.membership.workers.values())
+        return there or bool(self.written) or self.checkpoints.writing is not None
+
+    @property
     def save_seconds(self) -> float:
         """How long a state may take to be written."""
         return SAVE_HANGS * self.terms.budget.hang_seconds

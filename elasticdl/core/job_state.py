@@ -142,6 +142,11 @@ class JobState:
         return self.checkpoints.writing is not None and self.checkpoints.writing.held
 
     @property
+    def parting(self) -> bool:
+        """Whether servers that were told to go still wait for what they hold to be saved."""
+        return any(r.name in self.servers_leaving for r in self.replicas.joined("ps"))
+
+    @property
     def _ending(self) -> bool:
         """The next cut is the last thing that these servers do together."""
         return bool(self.stopping or self.servers_leaving) or self._ready_to_resize

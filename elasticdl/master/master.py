@@ -81,6 +81,8 @@ class Master:
         self.relay = Relay(job, self.streams.send) if isinstance(job, AllreduceJob) else None
         self._said_at = 0.0
         self._meter = Meter()
+        self._decided = asyncio.Event()
+        self.going = False  # the next master launches what is still to be launched
 
     def now(self) -> float:
         """The clock, which never runs back, not even over a restart."""
@@ -190,6 +192,13 @@ class Master:
         for effect in effects:
             await self._act(effect)
         self.journal.keep_state(self.job, self.now())
+        self._decided.set()
+
+    async def until(self, so: Callable[[Job | AllreduceJob], bool]) -> None:
+        """Ends when it is so of the job."""
+        while not so(self.job):
+            self._decided.clear()
+            await self._decided.wait()
 
     def _say(self, effect: Send) -> None:
         if effect.message.WhichOneof("body") == "freeze":
@@ -256,6 +265,8 @@ class Master:
                 await errand()
 
     async def _launch(self, request: ReplicaRequest) -> None:
+        if self.going:
+            return
         refusal = await self._ask_cluster(self.cluster.launch(request))
         if refusal:
             cause = TURNED_AWAY if OVER_QUOTA in refusal else CRASHED

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from elasticdl.cluster.protocol import Cluster
 from elasticdl.core.allreduce_job import AllreduceJob
 from elasticdl.core.job import Job
 from elasticdl.data.dataset import Dataset
-from elasticdl.errors import ElasticDLError, JobFailed
+from elasticdl.errors import ElasticDLError, JobFailed, SentAway
 from elasticdl.files import write_durably
 from elasticdl.job import loglines, names
 from elasticdl.job.spec import JobSpec
@@ -31,9 +33,12 @@ from elasticdl.wire.link import SERVER_OPTIONS
 log = logging.getLogger(__name__)
 
 Result = dict[str, Any]  # outcome, reason, and the last status
+Farewell = Callable[[Master], Coroutine[Any, Any, None]]  # ends when the master has to go
 
 
-async def run(spec: JobSpec, paths: names.JobPaths, cluster: Cluster, listening: str) -> Result:
+async def run(
+    spec: JobSpec, paths: names.JobPaths, cluster: Cluster, listening: str, farewell: Farewell | None = None
+) -> Result:
     """Lead the job to its end; how it ended. Closes the cluster, whatever happens."""
     try:
         described = json.loads(paths.datasets.read_bytes())
@@ -66,7 +71,7 @@ async def run(spec: JobSpec, paths: names.JobPaths, cluster: Cluster, listening:
         log.info("Master of %s at %s, start %d: %d records an epoch", spec.job_name, address, starts, training.records)
         if validation:
             log.info(loglines.evaluation_started())
-        await master.run()
+        await lead(master, farewell)
         if validation:
             log.info(loglines.evaluation_stopped())
         await master.end()
@@ -76,6 +81,22 @@ async def run(spec: JobSpec, paths: names.JobPaths, cluster: Cluster, listening:
         await cluster.close()
         await server.stop(0.5)
         journal.close()
+
+
+async def lead(master: Master, farewell: Farewell | None) -> None:
+    """Until the job is over; raises `SentAway` when the master has to go before that."""
+    leading = asyncio.create_task(master.run())
+    going = [asyncio.create_task(farewell(master))] if farewell is not None else []
+    try:
+        await asyncio.wait({leading, *going}, return_when=asyncio.FIRST_COMPLETED)
+        if not leading.done():
+            going[0].result()
+            raise SentAway("the next master goes on")
+        leading.result()
+    finally:
+        for task in (leading, *going):
+            task.cancel()
+        await asyncio.wait({leading, *going})
 
 
 def conclude(paths: names.JobPaths, result: Result) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.job import names
+from tests.cluster.kubernetes_stage import kubectl, kubectl_soon
 from tests.kubernetes.cluster_jobs import SECONDS, submitted
 from tests.kubernetes.witnesses import is_another, proven, witness
 
@@ -66,6 +68,37 @@ def test_a_drained_server_master_and_keeper_come_back_and_every_record_is_traine
             status = await proven(job, shared)
             assert status["master_starts"] == 2
             assert await job.cleared() == ["pod/elasticdl-drained-master"]
+
+    run(story(), SECONDS)
+
+
+def test_a_job_all_of_whose_pods_are_drained_from_its_node_is_saved_first_and_goes_on_where_it_was(
+    run: Run, jobs_namespace: str, shared: Path
+) -> None:
+    flags = [flag for flag in witness(shared, "off-node") if not flag.startswith("--checkpoint_seconds")]
+
+    async def story() -> None:
+        async with submitted(jobs_namespace, "off-node", *flags, "--checkpoint_seconds=600") as job:
+            seen = await job.until(lambda s: s.version >= 4 and sum(bool(r.leases) for r in s.replicas) == 2)
+            assert not seen.checkpoint, "whatever is not saved when the pods are drained is lost"
+            everybody = ("master", "keeper", "ps-0", "ps-1", "worker-0", "worker-1")
+            before = job.uids(*everybody)
+            (node,) = {pod["spec"]["nodeName"] for pod in job.pods().values()}
+            selector = f"--pod-selector={names.LABEL_JOB}={job.name}"
+            try:
+                await kubectl_soon("drain", node, selector, "--delete-emptydir-data", "--ignore-daemonsets")
+                left = job.pods()
+                assert not set(before.values()) & {pod["metadata"]["uid"] for pod in left.values()}
+                assert all(pod["status"]["phase"] == "Pending" for pod in left.values()), "there is no other node"
+            finally:
+                kubectl("uncordon", node)  # not `kubectl_soon`: other jobs wait for it, whatever becomes of this test
+            for short in ("master", "keeper", "ps-0", "ps-1", "worker-2", "worker-3"):
+                await job.pod_seen(short, lambda pod: pod["status"].get("phase") == "Running")
+            after = await job.until(lambda s: s.master_starts == 2 and sum(bool(r.leases) for r in s.replicas) == 2)
+            assert after.version >= seen.version and after.checkpoint
+            status = await proven(job, shared)
+            assert (status["master_starts"], status.get("repeated_batches", 0)) == (2, 0), status["decisions"]
+            assert await job.cleared() == ["pod/elasticdl-off-node-master"]
 
     run(story(), SECONDS)
 
