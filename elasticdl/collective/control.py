@@ -168,6 +168,12 @@ class SharedSession:
             took = self._session.doing(phase, self._clock())
             self.seconds[before] = self.seconds.get(before, 0.0) + took
 
+    def moved(self, phase: str) -> None:
+        """What the training thread waits for in this phase has come nearer; from any thread, and maybe too late."""
+        with self._changed:
+            if self._session.phase == phase:
+                self.doing(phase)
+
     # What it asks.
 
     @property

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 FLOOR_SECONDS = 5.0
 STEPS = 10  # a part of a step that lasts as long as so many whole ones does not end any more
 QUIET_SECONDS = 2.0  # many pulses would have come
-EXCHANGE_SECONDS = 30.0  # networks between machines stand still for a while, and recover
+STALL_SECONDS = 30.0  # networks between machines stand still for a while, and recover
 # Phases whose length the step time tells. The others may take long: data comes from storage that may stand still for
 # everybody at once, and between two steps a program may do anything.
 LEARNT = ("compute", "apply")
+# Who is in one of these waits for others; in the first two, of its world: there it may be that nothing gets through.
+EXCHANGES = ("exchange", "copy")
+WAITING = (*EXCHANGES, "wait")
 
 
 @dataclass
@@ -54,7 +57,7 @@ class Pulses:
         return min(self.hang_seconds, max(FLOOR_SECONDS, STEPS * learnt)) if learnt else self.hang_seconds
 
     def hung(self, members: Iterable[str], now: float) -> list[tuple[str, str, float]]:
-        """Who of these stands still, how to say so, and since when. Who waits in the exchange waits for others."""
+        """Who of these stands still, how to say so, and since when. Who waits for others is not."""
         found, limit = [], self.limit_seconds
         for name in members:
             beat = self.beats.get(name)
@@ -71,25 +74,29 @@ class Pulses:
         return found
 
     def stuck_at(self, members: Sequence[str], generation: int, all_in_touch: bool) -> float | None:
-        """When a world is of no use any more, if these members stay where they are: all wait in the same exchange.
+        """When a world is of no use any more, if these members stay where they are: all wait in the same exchange, or
+        for the state to be copied, of which nothing comes any more.
 
         Then nobody is slow, and what one has sent another does not get.
         """
         beats = [self.beats.get(name) or Beat(0, "", 0.0, 0.0) for name in members]
-        if not beats or any((b.phase, b.generation, b.step) != ("exchange", generation, beats[0].step) for b in beats):
+        if not beats or any(b.phase not in EXCHANGES or b.generation != generation for b in beats):
             return None
+        copying = any(b.phase == "copy" for b in beats)  # who copies may yet be at another step
+        if not copying and any(b.step != beats[0].step for b in beats):
+            return None
+        usual = STALL_SECONDS if copying else max(STALL_SECONDS, self.limit_seconds)
         # One that cannot be asked may be at work for as long as anybody.
-        limit = min(self.hang_seconds, max(EXCHANGE_SECONDS, self.limit_seconds)) if all_in_touch else self.hang_seconds
-        return max(b.since for b in beats) + limit
+        return max(b.since for b in beats) + (min(self.hang_seconds, usual) if all_in_touch else self.hang_seconds)
 
     def _limit_of(self, phase: str) -> float:
         if phase in LEARNT:
             return self.limit_seconds
-        return float("inf") if phase in ("exchange", "wait") else self.hang_seconds
+        return float("inf") if phase in WAITING else self.hang_seconds
 
     def limit_of_the_silent(self, phase: str) -> float:
         """For one that others wait for, and that was last heard of in this phase."""
-        return self.limit_seconds if phase in (*LEARNT, "exchange", "wait") else self.hang_seconds
+        return self.limit_seconds if phase in (*LEARNT, *WAITING) else self.hang_seconds
 
     def deadline(self, members: Iterable[str]) -> float | None:
         """When somebody may turn out to be hung."""

@@ -92,7 +92,7 @@ class Relay:
         return out[0], since + self.pulses.limit_of_the_silent(beats[out[0]].phase)
 
     def _stuck(self, now: float) -> list[e.Event]:
-        """That no member of the world gets out of the exchange, also when looked at a second time."""
+        """That no member of the world gets out of the exchange, or is given the state; also when looked at twice."""
         at, m = self._stuck_at(), self._job.membership
         if at is None or now < at:
             self._stuck_since = None
@@ -105,11 +105,13 @@ class Relay:
         beats = [self.pulses.beats[name] for name in self._watched()]
         step, seconds = beats[0].step, now - max(b.since for b in beats)
         why = f"everybody is in the exchange of step {step}, which does not end in {seconds:.1f} s"
+        if any(b.phase == "copy" for b in beats):
+            why = f"everybody waits for the state to be copied, of which nothing came for {seconds:.1f} s"
         return [e.WorldBroken(m.members[0], m.generation, step, why)]
 
     def _stuck_at(self) -> float | None:
         m = self._job.membership
-        if not m.training or len(m.members) == 1:
+        if m.phase is not Phase.RUNNING or len(m.members) == 1:
             return None
         watched = self._watched()
         return self.pulses.stuck_at(watched, m.generation, len(watched) == len(m.members))

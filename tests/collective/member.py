@@ -19,7 +19,7 @@ from elasticdl.collective.exchange import PIECE_FLOATS, gather_bytes, tree_total
 from elasticdl.collective.group import Group
 from elasticdl.collective.store import RelayedStore
 from elasticdl.collective.sums import Sums
-from elasticdl.collective.transfer import receive_state, send_state
+from elasticdl.collective.transfer import CHUNK_BYTES, receive_state, send_state
 from elasticdl.collective.tree import runs
 from elasticdl.errors import GroupBroken, WireError
 from tests.collective.plain import plain_total
@@ -137,7 +137,10 @@ class Tasks:
         if together:
             gather_bytes(self.group, b"ready")
         began = time.monotonic()
-        return send_state(self.group, to, state), time.monotonic() - began
+        moves: list[float] = []
+        sent = send_state(self.group, to, state, lambda: moves.append(time.monotonic()))
+        assert len(moves) > sent // CHUNK_BYTES, "it was not seen that the state moves"
+        return sent, time.monotonic() - began
 
     def receive(self, source: int, size: int, seed: int, together: bool = True) -> float:
         """Copy the state and compare it, bit for bit, to what it must be; the seconds that the copy took."""
@@ -146,7 +149,10 @@ class Tasks:
         if together:
             gather_bytes(self.group, b"ready")
         began = time.monotonic()
-        state = receive_state(self.group, source)
+        moves: list[float] = []
+        state = receive_state(self.group, source, lambda: moves.append(time.monotonic()))
+        size = sum(t.numel() * t.element_size() for t in state.values())
+        assert len(moves) >= -(-size // CHUNK_BYTES), "it was not seen that the state moves"
         took = time.monotonic() - began
         assert list(state) == list(wanted)
         for name, tensor in wanted.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.collective.control import Alone, WorldControl
+from elasticdl.collective.control import Alone, SharedSession, WorldControl
 from elasticdl.collective.session import Todo, WorldSession
 from elasticdl.errors import CalledOff, Unreachable
 from elasticdl.job.spec import JobSpec
@@ -82,6 +82,21 @@ def test_pulses_tell_what_the_training_thread_does(control: WorldControl, conduc
     conductor.wait(computing, "a pulse of 0.3 s of computing", 10)
     control.doing("exchange")
     assert control.seconds["compute"] > 0.3
+
+
+def test_what_is_waited_for_comes_nearer_only_while_it_is_waited_for() -> None:
+    now = [0.0]
+    session = WorldSession(ME, "one", 30.0)
+    control = SharedSession(session, lambda: now[0])
+    control.doing("copy")
+    now[0] = 20.0
+    control.moved("copy")
+    now[0] = 25.0
+    assert session.pulse(25.0).pulse.seconds == 5.0 and control.seconds["copy"] == 20.0
+    control.doing("wait")
+    now[0] = 30.0
+    control.moved("copy")  # the courier, of a world that was given up meanwhile
+    assert (session.pulse(30.0).pulse.phase, session.pulse(30.0).pulse.seconds) == ("wait", 5.0)
 
 
 def test_an_urgent_proposal_interrupts_at_once(control: WorldControl, conductor: Conductor) -> None:

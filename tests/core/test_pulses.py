@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.core.pulses import EXCHANGE_SECONDS, FLOOR_SECONDS, STEPS, Pulses
+from elasticdl.core.pulses import FLOOR_SECONDS, STALL_SECONDS, STEPS, Pulses
 
 
 def heard(pulses: Pulses, worker: str, phase: str, seconds: float, now: float, step_seconds: float = 0.1) -> None:
@@ -37,7 +37,7 @@ def test_the_limit_follows_the_step_time_between_a_floor_and_the_flag(step_secon
     assert pulses.limit_seconds == min(300, max(FLOOR_SECONDS, STEPS * step_seconds)), "of the slowest"
 
 
-@pytest.mark.parametrize("phase", ["compile", "evaluate", "build", "copy", "data", "program"])
+@pytest.mark.parametrize("phase", ["compile", "evaluate", "build", "load", "data", "program"])
 def test_what_the_step_time_says_nothing_about_may_take_as_long_as_the_flag_allows(phase: str) -> None:
     pulses = Pulses(hang_seconds=300)
     heard(pulses, "a", phase, 299, now=299)
@@ -56,12 +56,41 @@ def test_an_exchange_that_all_are_in_has_an_end_and_one_that_somebody_is_late_fo
     heard(pulses, "b", "data", 1, now=200)
     assert pulses.stuck_at(["a", "b"], 3, True) is None, "b may be slow: that is for its own limit to say"
     exchanging(pulses, "b", since=190, now=200)
-    assert pulses.stuck_at(["a", "b"], 3, True) == 190 + EXCHANGE_SECONDS, "counted from the last one's coming"
+    assert pulses.stuck_at(["a", "b"], 3, True) == 190 + STALL_SECONDS, "counted from the last one's coming"
     assert pulses.stuck_at(["a", "b"], 3, False) == 190 + 300, "a third one, out of touch, may be at work"
     assert pulses.stuck_at(["a", "b"], 4, True) is None, "what they said of the world before"
     assert pulses.stuck_at(["a", "b", "c"], 3, True) is None and pulses.stuck_at([], 3, False) is None
     exchanging(pulses, "b", since=190, now=200, step=8)
     assert pulses.stuck_at(["a", "b"], 3, True) is None, "a is late in saying that it has gone on"
+
+
+def copying(pulses: Pulses, worker: str, since: float, now: float, step: int = 7, generation: int = 3) -> None:
+    pulses.heard(worker, step, "copy", now - since, 0.0, now, generation)
+
+
+def test_a_copy_of_which_nothing_comes_any_more_breaks_the_world_and_nobody_of_it_is_hung() -> None:
+    """Who sends the state, who is given it and who waits for both: none of them can be told from the others."""
+    pulses = Pulses(hang_seconds=300)
+    copying(pulses, "a", since=100, now=400, step=7)
+    copying(pulses, "b", since=95, now=400, step=0)
+    copying(pulses, "c", since=0, now=400, step=0)
+    members = ["a", "b", "c"]
+    assert pulses.stuck_at(members, 3, True) == 100 + STALL_SECONDS, "since something came last, to whomever"
+    assert pulses.hung(members, 400) == [], "they hold the only copies of the state"
+    assert pulses.stuck_at(members, 3, False) == 100 + 300 and pulses.stuck_at(members, 4, True) is None
+    exchanging(pulses, "a", since=110, now=400)
+    assert pulses.stuck_at(members, 3, True) == 110 + STALL_SECONDS, "one has gone on to a step that needs them all"
+    pulses.heard("a", 7, "load", 299, 0.0, 400, 3)
+    assert pulses.stuck_at(members, 3, True) is None, "they wait for one that reads a checkpoint"
+    pulses.heard("a", 7, "load", 300, 0.0, 401, 3)
+    assert [name for name, *_ in pulses.hung(members, 401)] == ["a"], "and only that one can be hung"
+
+
+def test_a_short_limit_for_hung_workers_is_one_for_copies_as_well() -> None:
+    pulses = Pulses(hang_seconds=12)
+    for name in "ab":
+        copying(pulses, name, since=10, now=20)
+    assert pulses.stuck_at(["a", "b"], 3, True) == 10 + 12
 
 
 def test_the_clock_is_asked_for_when_somebody_may_turn_out_to_be_hung() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.allreduce_job import STACK_SECONDS
-from elasticdl.core.pulses import EXCHANGE_SECONDS, FLOOR_SECONDS
+from elasticdl.core.membership import Phase
+from elasticdl.core.pulses import FLOOR_SECONDS, STALL_SECONDS
 from elasticdl.master.relay import AGAIN_SECONDS, Relay
 from elasticdl.wire import control_pb2 as pb
 from tests.core.allreduce_play import Play, W, of
@@ -55,17 +56,36 @@ def test_an_exchange_that_nobody_gets_out_of_breaks_the_world_and_nobody_is_take
     relay = training()
     for worker in W[:2]:
         pulse(relay, worker, 39.9, seconds=29.9, phase="exchange")
-    first = 10 + EXCHANGE_SECONDS
+    first = 10 + STALL_SECONDS
     assert relay.deadline() == first and relay.hung(first) == [] and relay.deadline() == first + AGAIN_SECONDS
     why = "everybody is in the exchange of step 7, which does not end in 30.5 s"
     assert relay.hung(first + AGAIN_SECONDS) == [e.WorldBroken(W[0], 1, 7, why)]
+
+
+def test_a_silent_network_while_the_state_is_copied_breaks_the_world_and_costs_nobody_its_life() -> None:
+    play = Play()
+    play.join(W[0], W[1])
+    for worker in W[:2]:
+        play.hear(e.WorldConfirmed(worker, 1, (0, 0)))
+    assert play.job.membership.phase is Phase.RUNNING and not play.job.membership.training
+    relay = Relay(play.job, lambda name, message: None)
+    for worker in W[:2]:
+        pulse(relay, worker, 39.9, seconds=29.9, phase="copy")
+    first = 10 + STALL_SECONDS
+    assert relay.deadline() == first and relay.hung(first) == [] and relay.deadline() == first + AGAIN_SECONDS
+    why = "everybody waits for the state to be copied, of which nothing came for 30.5 s"
+    (broken,) = relay.hung(first + AGAIN_SECONDS)
+    assert broken == e.WorldBroken(W[0], 1, 7, why)
+    out = play.hear(broken)
+    assert [(p.members, p.urgent) for p in of(c.ProposeWorld, out)] == [((W[0], W[1]), True)]
+    assert not of(c.StopReplica, out)
 
 
 def test_a_world_whose_exchange_ended_while_the_master_stood_still_is_not_broken() -> None:
     relay = training()
     for worker in W[:2]:
         pulse(relay, worker, 10, phase="exchange")
-    assert relay.hung(10 + EXCHANGE_SECONDS) == []
+    assert relay.hung(10 + STALL_SECONDS) == []
     for worker in W[:2]:
         pulse(relay, worker, 40.1, phase="exchange")
     assert relay.hung(40 + AGAIN_SECONDS) == [] and relay.hung(41) == []

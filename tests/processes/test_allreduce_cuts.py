@@ -177,6 +177,35 @@ def test_peers_that_cannot_reach_each_other_go_on_one_by_one_until_they_can(tmp_
     assert int(status.get("repeated_batches", 0)) == 0
 
 
+def test_a_network_that_falls_silent_while_the_state_is_copied_breaks_the_world_and_costs_no_step(
+    tmp_path: Path, data: Path
+) -> None:
+    if ALONE not in os.environ:
+        name = "test_a_network_that_falls_silent_while_the_state_is_copied_breaks_the_world_and_costs_no_step"
+        on_a_network_of_its_own(name)
+        return
+    rule("add", "pref", "100", "lookup", "local")
+    rule("del", "pref", "0")
+    comer, hits = "elasticdl-copy-worker-2", tmp_path / "hits"
+    job = allreduce.start(
+        tmp_path, "copy", PLAIN, data, EVERY_STEP, part_seconds=0.06, CUT_HOSTS="1",
+        ELASTICDL_FAULTS=f"worker.copying@{comer}:1=STOP", ELASTICDL_FAULT_LOG=str(hits),
+    )  # fmt: skip
+    first = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 2)
+    allreduce.scale(job, 3)
+    job.wait_until(lambda s: hits.exists() and comer in s.world)
+    rule("add", "pref", "50", "to", "127.0.1.0/24", "blackhole")  # before it can say that it has the state
+    job.replicas()[comer].send_signal(CONT)
+    words = "everybody waits for the state to be copied, of which nothing came for 3"
+    broken = job.wait_until(lambda s: any(words in d.text for d in s.decisions))
+    rule("del", "pref", "50")
+    job.wait_until(lambda s: s.version > broken.version)
+    status = check(job, PLAIN, data)
+    # Groups that are built until then fail at once, and somebody has to go; but nobody is hung, and the state is kept.
+    assert not [text for text in allreduce.decisions(status) if "is hung" in text]
+    assert set(first.world) & set(status["world"]) and int(status.get("repeated_batches", 0)) == 0
+
+
 def on_a_network_of_its_own(test: str) -> None:
     """Run a test of this file there."""
     if not shutil.which("unshare") or not shutil.which("ip"):
