@@ -196,3 +196,41 @@ def test_a_job_does_not_end_before_the_last_lasting_checkpoint_is_made_by_anothe
     play.enter((1, 4))
     play.save(4)
     assert play.job.outcome == "succeeded" and play.job.checkpoint == "/c/step-4"
+
+
+def test_what_is_owed_when_all_is_trained_is_written_by_who_holds_it_though_too_few_are_left_to_train() -> None:
+    play = Play(schedule=Schedule(steps=10), least=2)
+    play.trains(W[0], W[1])
+    play.step(10)
+    out = play.end(W[0])
+    assert "and at least 2 must be there" in play.told(out)[-1] and not play.job.outcome
+    assert of(c.SaveState, out) == [c.SaveState(W[1], 2, 10)], "a state of an earlier step would not do"
+    out = play.save(10)
+    assert play.job.outcome == "succeeded" and play.job.checkpoint == "/c/step-10"
+
+
+def test_what_is_owed_is_not_asked_of_one_out_of_touch_and_is_when_it_is_back() -> None:
+    play = Play(schedule=Schedule(steps=10), least=2)
+    play.trains(W[0], W[1])
+    play.step(10)
+    play.hear(e.ReplicaDropped(W[1], f"inc-{W[1]}"))
+    assert not of(c.SaveState, play.end(W[0])) and not play.job.outcome
+    out = play.hear(e.ReplicaJoined(W[1], f"inc-{W[1]}", capacity=1, generation=1, fingerprint="cpu"))
+    assert of(c.SaveState, out) == [c.SaveState(W[1], 2, 10)]
+    play.save(10)
+    assert play.job.outcome == "succeeded"
+
+
+def test_who_lacks_the_last_step_is_not_taken_for_one_that_can_write_it() -> None:
+    """It left the exchange of that step when the other, who had committed it, was gone: the step is trained again."""
+    play = Play(schedule=Schedule(steps=10), least=2)
+    play.trains(W[0], W[1])
+    play.step(10)
+    play.end(W[0])
+    play.join(W[2])
+    out = play.enter(**{"1": (1, 9)})
+    assert of(c.StartWorld, out)[0].state == (1, 9) and not play.job.outcome
+    play.step(10, worker=W[1])
+    assert play.job.saves[0].worker == W[1] and not play.job.outcome
+    play.save(10)
+    assert play.job.outcome == "succeeded" and play.job.repeated == 1
