@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 LISTENING = f"0.0.0.0:{names.MASTER_PORT}"
 ENDED_BY_SIGTERM = 128 + signal.SIGTERM
-STAY_SECONDS = (3.0, 12.0)  # for others to say that they go, too; and then for what they hold to be saved
+STAY_SECONDS = (3.0, 12.0)  # at least, and then at most, when it is sent away: the keeper stays longer
 KEEPER_SECONDS = 60.0  # until a keeper that was refused is asked for again
 SOON_SECONDS = (1.0, 60.0)  # the first and the longest pause before a keeper whose predecessor was soon gone
 CLAIM_SECONDS = 60.0  # for the master before this one to let go of the checkpoints
@@ -165,9 +165,10 @@ async def _sent_away(master: Master, stay_seconds: tuple[float, float] = STAY_SE
     await told.wait()
     log.info("Told to go by SIGTERM; replicas that are as well are saved first")
     master.going = True
+    least, most = stay_seconds
+    await asyncio.sleep(least)  # a kubelet does not tell all of them in the same moment
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(master.until(lambda job: job.parting), stay_seconds[0])
-        await asyncio.wait_for(master.until(lambda job: not job.parting), stay_seconds[1])
+        await asyncio.wait_for(master.until(lambda job: not job.parting), most)
 
 
 async def _clear(cluster: KubernetesCluster) -> None:

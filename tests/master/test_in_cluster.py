@@ -6,17 +6,24 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import os
+import signal
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.protocol import Exit, ReplicaRequest
-from elasticdl.errors import UsageError
+from elasticdl.errors import SentAway, UsageError
 from elasticdl.job.names import JobPaths
 from elasticdl.job.spec import JobSpec
 from elasticdl.master import in_cluster
+from elasticdl.master.master import Master
+from elasticdl.master.running import lead
+from elasticdl.wire import control_pb2 as pb
+from tests.master.replicas import Stage
 
 
 def test_a_result_fits_into_an_annotation_and_keeps_what_matters_most() -> None:
@@ -86,3 +93,60 @@ def test_a_keeper_that_is_turned_away_is_made_again_more_and_more_slowly() -> No
     first, second, third, *_ = cluster.launched
     assert second - first < 0.4 and third - second > 0.4
     assert len(cluster.launched) <= 4
+
+
+# Sent away.
+
+
+@contextlib.asynccontextmanager
+async def sent_away(stage: Stage, stay_seconds: tuple[float, float]) -> AsyncIterator[Master]:
+    """A master that has trained a little and got SIGTERM; at the end it is gone."""
+    async with stage.mastered() as master:
+        leading = asyncio.create_task(lead(master, lambda m: in_cluster._sent_away(m, stay_seconds)))
+        async with asyncio.timeout(20):
+            await master.until(lambda job: job.progress().version > 10)
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not master.going:
+                await asyncio.sleep(0)
+        yield master
+        with pytest.raises(SentAway):
+            await leading
+
+
+async def finished(stage: Stage) -> pb.Status:
+    """The next master leads the job to its end, and every batch was trained once."""
+    async with stage.mastered() as master:
+        await asyncio.wait_for(master.run(), 30)
+        await master.end()
+        assert master.job.outcome == "succeeded", master.job.reason
+        stage.check_exactly_once()
+        return master.status()
+
+
+def test_a_master_that_is_sent_away_with_all_others_saves_what_servers_hold_and_launches_nobody(tmp_path: Path) -> None:
+    async def story() -> None:
+        with Stage(tmp_path, num_epochs=4) as stage:
+            async with sent_away(stage, (0.1, 20.0)) as master:
+                stage.cluster.preempt("elasticdl-j-worker-0")
+                for server in stage.servers.values():
+                    server.link.send(pb.FromReplica(leaving=pb.Leaving()))
+                await asyncio.wait_for(master.until(lambda job: bool(job.replicas.losses)), 20)
+            assert "elasticdl-j-worker-2" not in stage.cluster.requests, "the next master does that"
+            assert list((tmp_path / "checkpoint").glob("version-*"))
+            status = await finished(stage)
+            assert "elasticdl-j-worker-2" in stage.workers
+            assert (status.repeated_batches, status.master_starts) == (0, 2)
+
+    asyncio.run(story())
+
+
+def test_a_master_that_is_sent_away_alone_stays_for_a_moment_only(tmp_path: Path) -> None:
+    async def story() -> None:
+        with Stage(tmp_path, num_epochs=400) as stage:
+            began = time.monotonic()
+            async with sent_away(stage, (0.1, 60.0)):
+                pass
+            assert time.monotonic() - began < 30
+            assert stage.master is not None and stage.master.status().losses == 0
+
+    asyncio.run(story())
