@@ -1,7 +1,8 @@
 """What the lines of a step log say: worlds, recoveries after a kill, gaps, throughput.
 
 A line is `<CLOCK_MONOTONIC> <step> <pid> <generation>`: this process committed its step-th step in the world of that
-generation. A word in place of the step marks something else that happened to the process, like `ready`.
+generation, a number that no other world has, and a later world has a higher one. A word in place of the step marks
+something else that happened to the process, like `ready`.
 """
 
 from __future__ import annotations
@@ -151,6 +152,8 @@ def longest_gap(seen: Seen, since: float, until: float, pids: Iterable[int] = ()
     wanted = set(pids)
     times = sorted(w.when for w in seen.worlds() if not wanted or wanted & w.pids)
     before = [t for t in times if t <= since][-1:]
+    if not before:
+        raise ValueError("no step was committed before the gap; were two worlds logged under one number?")
     inside = before + [t for t in times if since < t <= until]
     return max((b - a for a, b in pairwise(inside)), default=float("nan"))
 

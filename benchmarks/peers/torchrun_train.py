@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-import os
+import time
 from pathlib import Path
 
 import torch
@@ -21,6 +21,17 @@ def save(path: Path, step: int, toy: Toy) -> None:
     partial.rename(path)
 
 
+def world_number() -> int:
+    """The same for all of this world, and higher than any before on this machine: rank 0's clock.
+
+    TORCHELASTIC_RESTART_COUNT does not tell worlds apart: an agent counts the failures of its own workers, not that it
+    started them again because another agent came or went.
+    """
+    number = torch.tensor([time.monotonic_ns()])
+    dist.broadcast(number, 0)
+    return int(number)
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True)
@@ -29,7 +40,7 @@ def main() -> None:
     prepare()
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    log, generation = StepLog(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    log, generation = StepLog(), world_number()
     toy, step = Toy(args.model, args.hidden), 0
     if args.checkpoint.exists():
         state = torch.load(args.checkpoint, weights_only=True)
