@@ -128,7 +128,7 @@ def work(spec: JobSpec, name: str, code: ModelFile, sources: Mapping[str, Source
     def committed(step: int, loss: float) -> None:
         nonlocal done
         done += 1
-        if step % spec.log_loss_steps == 0:
+        if done == 1 or step % spec.log_loss_steps == 0:
             log.info(loss_line(loss, step))
 
     def export(directory: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from elasticdl.cluster.memory import MemoryCluster
-from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest
+from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest, ReplicaStatus
 from elasticdl.core import events as e
 from elasticdl.core.job import Job
 from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, TURNED_AWAY, State
@@ -271,6 +271,25 @@ class Unwilling(MemoryCluster):
 class Mute(MemoryCluster):
     async def launch(self, request: ReplicaRequest) -> None:
         raise Unreachable("no answer from the cluster")
+
+
+class Confused(MemoryCluster):
+    async def events(self) -> AsyncGenerator[ReplicaStatus, None]:
+        raise ValueError("an answer that makes no sense")
+        yield
+
+
+def test_a_cluster_whose_answers_make_no_sense_ends_the_master_with_all_that_it_began(run: Run, tmp_path: Path) -> None:
+    async def story() -> None:
+        stage = Stage(tmp_path)
+        stage.cluster = Confused()
+        before = asyncio.all_tasks()
+        async with stage.mastered() as master:
+            with pytest.raises(ValueError, match="makes no sense"):
+                await master.run()
+            assert "_run_errands" not in {task.get_coro().__name__ for task in asyncio.all_tasks() - before}
+
+    run(story())
 
 
 def test_a_launch_that_is_refused_ends_the_job_with_the_reason(run: Run, tmp_path: Path) -> None:
