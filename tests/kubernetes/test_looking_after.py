@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -40,11 +41,12 @@ def data(shared: Path) -> Path:
     return write_ids(shared / "looked-at" / "ids", 2000)
 
 
-def elasticdl(*words: str, code: int | None = 0, timeout: float = 120) -> str:
+def elasticdl(*words: str, code: int | None = 0, timeout: float = 120, cwd: Path = ROOT) -> str:
     """What a command printed, of both kinds."""
+    where = [] if set(WHERE) <= set(words) else WHERE
     done = subprocess.run(
-        [sys.executable, "-m", "elasticdl", *words, *WHERE],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout,
+        [sys.executable, "-m", "elasticdl", *words, *where],
+        cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout,
     )  # fmt: skip
     assert code is None or done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
@@ -60,7 +62,7 @@ def submit(namespace: str, data: Path, name: str, **values: str) -> None:
         **{f"{role}_resource_request": SMALL for role in ("master", "worker", "ps")},
         **{f"{role}_resource_limit": LIMIT for role in ("master", "worker", "ps")}, **values,
     }  # fmt: skip
-    elasticdl("train", *(f"--{flag}={value}" for flag, value in given.items()))
+    elasticdl("train", *(f"--{flag}={value}" for flag, value in given.items()), cwd=data.parent)
 
 
 def status(name: str, namespace: str) -> dict[str, Any]:
@@ -182,11 +184,33 @@ def test_a_master_whose_image_is_not_there_is_pending_with_the_remedy_and_can_be
     assert "noimage" not in elasticdl("list", "-n", namespace)
 
 
+def test_an_image_that_cannot_be_pulled_is_told_with_the_remedy(namespace: str, data: Path) -> None:
+    """The kubelet's own words, of a registry that is not there: the node's port 9 belongs to nobody."""
+    submit(namespace, data, "nopull", image_name="127.0.0.1:9/none:1", image_pull_policy="IfNotPresent")
+    text = until(lambda: "ImagePullBackOff" in (said := elasticdl("status", "nopull", "-n", namespace)) and said)
+    assert "nopull is pending; nothing runs yet: its master cannot start: its image cannot be fetched" in text
+    assert "(127.0.0.1:9/none:1): ImagePullBackOff: " in text
+    assert "Check --image_name, and that the image is where the nodes can pull it from: `elasticdl zoo push" in text
+    elasticdl("stop", "nopull", "--now", "-n", namespace)
+
+
+def test_a_job_whose_workers_run_out_of_memory_fails_with_the_flag(namespace: str, data: Path) -> None:
+    small = {"worker_resource_request": "cpu=0.05,memory=60Mi", "worker_resource_limit": "cpu=1,memory=60Mi"}
+    submit(namespace, data, "starved", enable_automate_memory="false", relaunch_on_worker_failure="1", **small)
+    found = until(lambda: (s := status("starved", namespace))["state"] == "failed" and s, seconds=300)
+    assert found["status"] is not None and found["status"]["incidents"] == {"out of memory": 2}, found
+    text = elasticdl("status", "starved", "-n", namespace)
+    assert "worker-1 failed 2 times: out of memory: the kernel killed it at its limit of 60Mi" in text
+    assert re.search(r'remedy +Give it more memory: --worker_resource_request="memory=…"', text)
+
+
 def test_a_master_that_runs_out_of_memory_is_told_with_the_flag(namespace: str, data: Path) -> None:
     submit(namespace, data, "tight", master_resource_request="memory=20Mi", master_resource_limit="memory=20Mi")
     found = until(lambda: (s := status("tight", namespace))["state"] == "failed" and s, seconds=300)
     assert "out of memory: the kernel killed it at its limit of" in found["reason"]
     assert any("--master_resource_request" in trouble["remedy"] for trouble in found["troubles"])
+    text = elasticdl("status", "tight", "-n", namespace)
+    assert re.search(r'remedy +Give it more memory: --master_resource_request="memory=…"', text)
 
 
 def test_a_missing_secret_is_told_by_name(namespace: str, data: Path) -> None:
@@ -223,6 +247,24 @@ def test_following_outlives_a_master_and_ends_with_the_job_that_is_stopped_with_
     assert "runner stopped: stopped by" in elasticdl("status", "runner", "-n", namespace)
     assert "the job stopped" in elasticdl("logs", "runner", "-n", namespace)
     assert "it does not run: it stopped" in elasticdl("stop", "runner", "-n", namespace, code=2)
+
+
+def test_the_command_that_stop_prints_goes_on_with_the_job_wherever_it_is_typed(
+    namespace: str, data: Path, tmp_path: Path
+) -> None:
+    (data.parent / "pods.py").write_text("def with_pod(pod):\n    pod['metadata']['labels']['team'] = 'blue'\n")
+    submit(namespace, data, "twice", cluster_spec="pods.py")
+    until(lambda: trains("twice", namespace))
+    said = elasticdl("stop", "twice", "-n", namespace).splitlines()
+    assert said[-2] == "Go on where it stopped with"
+    words = shlex.split(said[-1])
+    assert words[:2] == ["elasticdl", "train"]
+    assert {f"--cluster_spec={data.parent / 'pods.py'}", f"--namespace={namespace}", *WHERE} <= set(words)
+    elasticdl(*words[1:], cwd=tmp_path)
+    until(lambda: trains("twice", namespace))
+    assert "Starting from the checkpoint in" in elasticdl("logs", "twice", "-n", namespace)
+    assert kubectl("get", "pods", "-l", "team=blue", "-o", "name", namespace=namespace).count("twice") == 4
+    elasticdl("stop", "twice", "--now", "-n", namespace)
 
 
 def test_stopping_now_leaves_nothing(namespace: str, data: Path) -> None:
