@@ -1,8 +1,11 @@
-"""Pods of a job are deleted, evicted and killed on a real cluster: who comes back, and what becomes of the job."""
+"""Pods of a job, and the object that all of it belongs to, are deleted, evicted and killed on a real cluster: who comes
+back, and what becomes of the job.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,22 +13,29 @@ import pytest
 
 from elasticdl.job import names
 from tests.cluster.kubernetes_stage import kubectl, kubectl_soon
-from tests.kubernetes.cluster_jobs import SECONDS, submitted
+from tests.kubernetes.cluster_jobs import KINDS, SECONDS, ClusterJob, submitted
 from tests.kubernetes.witnesses import is_another, proven, witness
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
 Run = Callable[..., None]
-KILL_MASTER = """
-import os, signal
+SIGNAL = """
+import os, signal, sys
+module, number = sys.argv[1].encode(), signal.Signals[sys.argv[2]]
 for pid in filter(str.isdigit, os.listdir("/proc")):
     words = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")
-    if b"elasticdl.master" in words:
-        os.kill(int(pid), signal.SIGKILL)
+    if module in words[:3]:
+        os.kill(int(pid), number)
 """
 
 
-def test_a_deleted_worker_is_followed_by_the_next_number_and_a_deleted_server_by_itself(
+async def end_process(job: ClusterJob, short: str, module: str, number: str) -> None:
+    """Send a signal to the process of a pod, of which the cluster knows nothing."""
+    with contextlib.suppress(AssertionError):  # its container ends under kubectl's feet
+        await job.execute(short, "python", "-c", SIGNAL, module, number)
+
+
+def test_a_lost_worker_is_followed_by_the_next_index_and_a_lost_server_by_itself_and_each_loss_is_counted_by_its_kind(
     run: Run, jobs_namespace: str, shared: Path
 ) -> None:
     async def story() -> None:
@@ -42,9 +52,12 @@ def test_a_deleted_worker_is_followed_by_the_next_number_and_a_deleted_server_by
             await job.pod_seen("ps-0", is_another(before, "ps-0"))
             await job.until(lambda s: s.timeline == 2 and s.phase == "training")
             assert job.uids("ps-1", "worker-1") == {k: before[k] for k in ("ps-1", "worker-1")}
+
+            await end_process(job, "worker-1", "elasticdl.worker", "SIGABRT")
+            await job.running("worker-3")
             status = await proven(job, shared)
-            assert status["incidents"]["deleted"] == 2
-            assert status["rollbacks"] == 1
+            assert status["incidents"] == {"deleted": 2, "crashed": 1}
+            assert (status["losses"], status["rollbacks"]) == (3, 1)
 
     run(story(), SECONDS)
 
@@ -132,8 +145,7 @@ def test_a_deleted_master_and_one_that_is_killed_come_back_and_the_job_goes_on_i
             assert second.losses == 0
 
             killed = job.uids("master")
-            with contextlib.suppress(AssertionError):  # its container ends under kubectl's feet
-                await job.execute("master", "python", "-c", KILL_MASTER)
+            await end_process(job, "master", "elasticdl.master", "SIGKILL")
             await job.pod_seen("master", is_another(killed, "master"))
             third = await job.until(lambda s: s.master_starts == 3 and sum(bool(r.leases) for r in s.replicas) == 2)
             assert third.losses == 0
@@ -156,5 +168,25 @@ def test_a_deleted_keeper_is_made_again_by_the_master_and_keeps_it(run: Run, job
             await job.pod_seen("master", is_another(before, "master"))
             status = await proven(job, shared)
             assert status["master_starts"] == 2
+
+    run(story(), SECONDS)
+
+
+def test_a_running_job_whose_config_map_is_deleted_leaves_nothing_at_all(
+    run: Run, jobs_namespace: str, shared: Path
+) -> None:
+    async def story() -> None:
+        async with submitted(jobs_namespace, "removed", *witness(shared, "removed")) as job:
+            await job.until(lambda s: sum(bool(r.leases) for r in s.replicas) == 2)
+            everything = (KINDS, "-l", f"{names.LABEL_JOB}={job.name}")
+            objects = await kubectl_soon("get", *everything, "-o", "name", namespace=job.namespace)
+            kinds = Counter(name.partition("/")[0] for name in objects.split())
+            assert kinds == {
+                "pod": 6, "configmap": 1, "secret": 1, "service": 1,
+                "networkpolicy.networking.k8s.io": 1, "lease.coordination.k8s.io": 1,
+            }  # fmt: skip
+            await kubectl_soon("delete", "configmap", names.config_name(job.name), namespace=job.namespace)
+            await kubectl_soon("wait", *everything, "--for=delete", "--timeout=100s", namespace=job.namespace)
+            assert not await kubectl_soon("get", *everything, "-o", "name", namespace=job.namespace)
 
     run(story(), SECONDS)

@@ -106,8 +106,7 @@ async def sent_away(stage: Stage, stay_seconds: tuple[float, float]) -> AsyncIte
         async with asyncio.timeout(20):
             await master.until(lambda job: job.progress().version > 10)
             os.kill(os.getpid(), signal.SIGTERM)
-            while not master.going:
-                await asyncio.sleep(0)
+            await master.until(lambda _: master.going)
         yield master
         with pytest.raises(SentAway):
             await leading
