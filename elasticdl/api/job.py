@@ -35,6 +35,7 @@ from elasticdl.data.order import EpochOrder
 from elasticdl.data.ranges import epoch_order
 from elasticdl.errors import Problem, UsageError
 from elasticdl.frameworks.determinism import use_deterministic_algorithms
+from elasticdl.frameworks.publishing import published
 from elasticdl.job import names
 from elasticdl.job.loglines import configure_logging
 from elasticdl.job.spec import JobSpec
@@ -114,7 +115,8 @@ class Job:
 
         def export_weights(directory: Path) -> None:
             held = {n: t for n, t in trained.state().items() if n.startswith("model/")}
-            state_files.write(directory, state_files.snapshot(held), elastic.committed_steps, 0)
+            with published(directory, state_files.STATE_FILE) as folder:
+                state_files.write(folder, state_files.snapshot(held), elastic.committed_steps, 0)
 
         hooks = Hooks(
             committed or (lambda step, loss: None),

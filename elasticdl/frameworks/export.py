@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl import faults
+from elasticdl.frameworks.publishing import published
 from elasticdl.frameworks.tensor_files import Tensor, write_rows, write_sharded
 from elasticdl.frameworks.trainable import FloatArray, TableExport
 from elasticdl.job.parameters import TableSpec
@@ -103,33 +102,21 @@ def table_file(table: TableSpec) -> str:
 def into(directory: Path, framework: str, reference: Mapping[str, Any]) -> Iterator[Target]:
     """Write into a hidden folder, then move the files into `directory`, the manifest last.
 
-    A directory without manifest is no export: what a killed process left there is written over by the next one.
-    Other files in `directory` are left alone.
+    A directory without manifest is no export: what a killed process left there is written over by the next one, and
+    one that was taken for dead cannot meddle with it. Other files in `directory` are left alone.
     """
-    partial = directory / ".partial"
-    if partial.exists():
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
-    target = Target(partial)
-    yield target
-    described = {"framework": framework, **reference, "tables": target.tables}
-    target.path("model.json").write_text(json.dumps(described, indent=2) + "\n")
-    manifest = {
-        "format": "elasticdl-export/1",
-        "framework": framework,
-        "files": {name: _fingerprint(partial / name) for name in target.names},
-    }
-    (directory / MANIFEST).unlink(missing_ok=True)
-    for name in target.names:
-        (partial / name).replace(directory / name)
-    _sync_folder(directory)
-    (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    _sync_file(partial / MANIFEST)
-    faults.point("worker.before_manifest")
-    (partial / MANIFEST).replace(directory / MANIFEST)
-    partial.rmdir()
-    _sync_folder(directory)
-    target.names.append(MANIFEST)
+    with published(directory, MANIFEST) as partial:
+        target = Target(partial)
+        yield target
+        described = {"framework": framework, **reference, "tables": target.tables}
+        target.path("model.json").write_text(json.dumps(described, indent=2) + "\n")
+        manifest = {
+            "format": "elasticdl-export/1",
+            "framework": framework,
+            "files": {name: _fingerprint(partial / name) for name in target.names},
+        }
+        target.path(MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        _sync_file(partial / MANIFEST)
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -141,11 +128,3 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 def _sync_file(path: Path) -> None:
     with path.open("rb") as f:
         os.fsync(f.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -1,0 +1,150 @@
+"""Two exporters to one directory: the first is stopped before each thing that it does, while the second exports.
+
+Run by test_publishing.py: a process without threads, which may fork. It prints how many ways it has tried.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from elasticdl.errors import DataError
+from elasticdl.frameworks import export
+
+DONE, TOO_LATE, STOPPED = 0, 3, -1
+TELLING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "shutil.rmtree"}
+NEVER = 1000
+
+
+def write(directory: Path, who: str, stop_at: int = NEVER) -> int:
+    """Start an exporter that stops itself before the `stop_at`th time that it touches the directory; its pid."""
+    if pid := os.fork():
+        return pid
+    status, seen = 1, 0
+
+    def watch(event: str, given: tuple[Any, ...]) -> None:
+        nonlocal seen
+        writes = event in TELLING or (event == "open" and "w" in str(given[1]))
+        if writes and str(given[0]).startswith(str(directory)):
+            seen += 1
+            if seen == stop_at:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    sys.addaudithook(watch)
+    try:
+        with export.into(directory, "torch", {"who": who}) as target:
+            for name in ("one", "two"):
+                target.path(name).write_text(who)
+        status = DONE
+    except DataError as error:
+        assert "another process has begun to write the model since" in str(error)
+        status = TOO_LATE
+    finally:
+        os._exit(status)
+
+
+def wait(pid: int) -> int:
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    return STOPPED if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status)
+
+
+def go_on(pid: int) -> int:
+    os.kill(pid, signal.SIGCONT)
+    return wait(pid)
+
+
+def whole(directory: Path) -> str:
+    """Whose export is published; empty where none is."""
+    try:
+        manifest = json.loads((directory / "manifest.json").read_text())
+    except FileNotFoundError:
+        return ""
+    for name, entry in manifest["files"].items():
+        assert hashlib.sha256((directory / name).read_bytes()).hexdigest() == entry["sha256"], name
+    who = (directory / "one").read_text()
+    assert who == (directory / "two").read_text() == json.loads((directory / "model.json").read_text())["who"]
+    return who
+
+
+def fresh(directory: Path) -> None:
+    """With an export of old, which is to be replaced."""
+    old = directory.with_name("old")
+    if not old.exists():
+        assert wait(write(old, "old")) == DONE
+        (old / "notes").write_text("the user's own")
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.copytree(old, directory)
+    assert whole(directory) == "old"
+
+
+def check_end(directory: Path, winner: str) -> None:
+    assert whole(directory) == winner, (whole(directory), winner)
+    assert {p.name for p in directory.iterdir()} == {"notes", "one", "two", "model.json", "manifest.json"}
+
+
+def goes_on(directory: Path, first_at: int, second_at: int) -> tuple[bool, bool]:
+    """The first goes on while the second is stopped, or has finished; whether each of them came so far."""
+    fresh(directory)
+    first = write(directory, "first", first_at)
+    first_ended = wait(first)
+    has_begun = any((directory / ".partial").glob("*"))
+    second = write(directory, "second", second_at)
+    second_ended = wait(second)
+    whole(directory)
+    reached = first_ended == STOPPED, second_ended == STOPPED
+    if first_ended == STOPPED:
+        first_ended = go_on(first)
+    whole(directory)
+    if second_ended == STOPPED:
+        second_ended = go_on(second)
+    ends = {"first": first_ended, "second": second_ended}
+    assert set(ends.values()) <= {DONE, TOO_LATE}, ends
+    if has_begun or not reached[0]:
+        assert second_ended == DONE, ends
+        check_end(directory, "second")
+    else:  # it was the first in name only
+        winner = whole(directory)
+        assert ends[winner] == DONE, ends
+        check_end(directory, winner)
+    return reached
+
+
+def is_killed(directory: Path, first_at: int) -> bool:
+    fresh(directory)
+    first = write(directory, "first", first_at)
+    if wait(first) != STOPPED:
+        return False
+    os.kill(first, signal.SIGKILL)
+    assert wait(first) == -signal.SIGKILL
+    assert whole(directory) in ("", "old", "first")
+    assert wait(write(directory, "second")) == DONE
+    check_end(directory, "second")
+    return True
+
+
+def try_all(directory: Path, every: int) -> int:
+    """The first is stopped at every point, the second at one of `every` so many."""
+    ways = first_at = 0
+    reached = True
+    while reached:
+        first_at += 1
+        reached, second_at, more = is_killed(directory, first_at), 0, True
+        while more:
+            second_at += every
+            try:
+                _, more = goes_on(directory, first_at, second_at)
+            except AssertionError as error:
+                raise AssertionError(f"the first stopped at {first_at}, the second at {second_at}: {error}") from error
+            ways += 1
+    return ways
+
+
+if __name__ == "__main__":
+    os.fsync = lambda fd: None  # what a crash of the machine leaves is not tried here, and there are hundreds of ways
+    print(try_all(Path(sys.argv[1]), int(sys.argv[2])))
