@@ -176,6 +176,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     result = report.about("elasticdl") | {"places": PLACES, "workers a job": WORKERS, "worker cpu": args.worker_cpu}
+    result |= {"epochs": args.epochs, "minibatch size": args.minibatch_size}
     played = {
         "one after the other": asyncio.run(play(args, [["first-alone"], ["second-alone"]])),
         "both at once": asyncio.run(play(args, [["first", "second"]])),

@@ -12,7 +12,7 @@ OLD, NEW = (11, 12), (21, 22, 23)  # processes: none of the old ones is in the n
 
 
 def seen(path: Path, generations: tuple[int, int]) -> Seen:
-    """Two workers commit a step a second; a third joins at 10, and 8 s after their last step all start from the first."""
+    """Two workers commit a step a second; at 10 a third joins; 8 s after their last step all begin anew."""
     lines = [f"{step} {step} {pid} {generations[0]}" for step in range(1, 14) for pid in OLD]
     lines += [f"{20 + step} {step} {pid} {generations[1]}" for step in range(1, 20) for pid in NEW]
     path.write_text("".join(f"{line}\n" for line in lines))
