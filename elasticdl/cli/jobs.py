@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import sys
 import time
@@ -209,11 +210,12 @@ def _show(console: Console, job: Job, status: pb.Status | None, silence: str) ->
         view = View(job.name)
         view.update(status)
         console.print(view.render())
-    for trouble in job.troubles:
-        if status is not None or trouble.what not in job.note:
-            console.print(str(trouble), soft_wrap=True)
-        if trouble.remedy:
-            console.print(f"  {trouble.remedy}", soft_wrap=True)
+    for remedy, troubles in itertools.groupby(job.troubles, lambda trouble: trouble.remedy):
+        for trouble in troubles:
+            if status is not None or trouble.what not in job.note:
+                console.print(str(trouble), soft_wrap=True)
+        if remedy:
+            console.print(f"  {remedy}", soft_wrap=True)
 
 
 # logs

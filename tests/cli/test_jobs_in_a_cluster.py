@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shlex
 import threading
@@ -102,6 +103,21 @@ def test_a_worker_whose_image_cannot_be_pulled_is_told_beside_a_master_that_does
     text = status(config(), pod(names.MASTER, "Pending"), KEEPER, pod(names.WORKER, "Pending", waiting))
     assert "worker-1: its image cannot be fetched (zoo:1): ImagePullBackOff: Back-off pulling image" in text
     assert "  Check --image_name, and that the image is where the nodes can pull it from" in text
+
+
+def test_a_remedy_that_helps_several_is_told_once(status: Show) -> None:
+    def starved(index: int, limit: str) -> Object:
+        found = copy.deepcopy(pod(names.WORKER, "Failed", ended(137, "OOMKilled")))
+        found["metadata"] |= {"name": names.replica_name("mnist", names.WORKER, index), "uid": str(index)}
+        found["spec"]["containers"][0]["resources"]["limits"]["memory"] = limit
+        return found
+
+    text = status(config(), pod(names.MASTER, "Pending"), KEEPER, starved(0, "64Mi"), starved(1, "96Mi"))
+    assert text.splitlines()[1:] == [
+        "worker-0: out of memory: the kernel killed it at its limit of 64Mi",
+        "worker-1: out of memory: the kernel killed it at its limit of 96Mi",
+        '  Give it more memory: --worker_resource_request="memory=…", and --worker_resource_limit where that is set.',
+    ]
 
 
 # The command with which a stopped job goes on.
