@@ -21,7 +21,10 @@ NOTHING: State = (0, 0)
 
 LAST_CALL_SECONDS = 2.0  # how long the first world waits for the rest of the workers that are wanted
 RETURN_SECONDS = 5.0  # how long workers may take to find a master that came back
-MARGIN_SECONDS = 2.0  # a worker may notice a little later than the master that they are out of touch
+# In which a worker notices that it is out of touch, where packets are lost in silence: the keepalive of the stream. The
+# master may notice at once, or be a new one. The rest is for who is put down: it keeps its stream for a moment.
+NOTICE_SECONDS = 10.0
+MARGIN_SECONDS = NOTICE_SECONDS + 3.0
 STRANGERS_SECONDS = 300.0  # how long nobody may train because of workers whose arithmetic differs
 PATIENCE = 3  # worlds in a row that break without a step before somebody has to go
 

@@ -225,7 +225,7 @@ def test_a_record_too_many_ends_the_job_with_its_name_and_what_is_wrong() -> Non
 
 def out_of_touch_at_the_end() -> Play:
     """Every step is done, and what one worker set aside may not have been heard."""
-    play = Play(audit=True, max_bad_records=2, grace_seconds=20.0)
+    play = Play(audit=True, max_bad_records=2, grace_seconds=10.0)
     play.trains(W[0], W[1])
     play.step(8)
     play.hear(e.ReplicaDropped(W[1], f"inc-{W[1]}"))
@@ -254,8 +254,8 @@ def test_the_audit_waits_for_those_who_have_yet_to_find_a_new_master() -> None:
 def test_the_audit_waits_no_longer_than_a_worker_out_of_touch_goes_on() -> None:
     play = out_of_touch_at_the_end()
     until = play.job.deadline()
-    assert until == play.now - 1.0 + 20.0 + MARGIN_SECONDS
-    assert not of(c.ExportModel, play.hear(e.TimePassed(), 20.0))
+    assert until == play.now - 1.0 + 10.0 + MARGIN_SECONDS
+    assert not of(c.ExportModel, play.hear(e.TimePassed(), 10.0))
     assert of(c.ExportModel, play.hear(e.TimePassed(), until - play.now)) == [c.ExportModel(W[0])]
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from elasticdl.collective.control import PULSE_SECONDS
 from elasticdl.core import commands as c
+from elasticdl.core.allreduce_job import STACK_SECONDS
 from elasticdl.core.membership import (
     LAST_CALL_SECONDS,
+    MARGIN_SECONDS,
     NOTHING,
+    NOTICE_SECONDS,
     RETURN_SECONDS,
     Phase,
     State,
 )
+from elasticdl.master.master import CUT_SECONDS
+from elasticdl.wire.link import OPTIONS
 from tests.core.membership_play import GRACE, Play, proposal, start
 
 # Streams.
@@ -149,6 +155,15 @@ def test_a_world_without_anybody_of_the_last_one_waits_until_that_one_must_have_
     assert play.m.deadline(play.now) == play.now + GRACE, "counted from when it was last heard"
     assert play.wait(GRACE - 0.1) == []
     assert start(play.wait(0.1)).members == ("b",)
+
+
+def test_the_wait_is_longer_than_a_worker_takes_to_notice_a_silent_network() -> None:
+    """It sends a ping when it has read nothing for a while, and waits for the answer; the master may know at once."""
+    options = dict(OPTIONS)
+    ping = max(options["grpc.keepalive_timeout_ms"], options["grpc.http2.ping_timeout_ms"])
+    assert (options["grpc.keepalive_time_ms"] + ping) / 1000 == NOTICE_SECONDS
+    # One that is put down is spoken to for a moment longer, and looks at its stream a few times a second.
+    assert MARGIN_SECONDS >= NOTICE_SECONDS + STACK_SECONDS + CUT_SECONDS + 2 * PULSE_SECONDS
 
 
 def test_a_death_that_is_known_ends_the_wait() -> None:

@@ -19,7 +19,7 @@ from elasticdl.core import events as e
 from elasticdl.core.allreduce_job import AllreduceJob
 from elasticdl.core.allreduce_state import AllreduceTerms
 from elasticdl.core.checkpoints import Schedule
-from elasticdl.core.membership import NOTHING, Membership, Phase, State
+from elasticdl.core.membership import NOTHING, NOTICE_SECONDS, Membership, Phase, State
 from elasticdl.core.replicas import CRASHED, FINISHED, PREEMPTED, Budget
 from elasticdl.core.replicas import State as Life
 from elasticdl.core.steps import StepPlan
@@ -308,7 +308,8 @@ class Worlds:
         """What is on its way is lost."""
         w = self.workers.get(name)
         if w is not None and w.up:
-            w.up, w.away_since = False, self.now
+            # The worker may find out later than the master, who may have restarted: every second one does.
+            w.up, w.away_since = False, self.now + len(self.journal) % 2 * NOTICE_SECONDS
             w.inbox.clear()
             w.outbox.clear()
             self.unnoticed.add(name)

@@ -107,9 +107,18 @@ def commits(job: RunningJob) -> list[Commit]:
             if line["world"]:
                 generation = int(line["world"])
             else:
-                at = datetime.strptime(line["at"], "%Y-%m-%d %H:%M:%S,%f").timestamp()
-                found.append(Commit(at, log.stem, generation, int(line["step"])))
+                found.append(Commit(_time(line["at"]), log.stem, generation, int(line["step"])))
     return sorted(found, key=lambda c: (c.at, c.step))
+
+
+def worlds_entered(job: RunningJob) -> list[tuple[int, float]]:
+    """Which worlds stood, and when, as their members' logs tell."""
+    lines = [line for log in job.paths.logs.glob("*-worker-*.log") for line in _LINE.finditer(log.read_text())]
+    return [(int(line["world"]), _time(line["at"])) for line in lines if line["world"]]
+
+
+def _time(text: str) -> float:
+    return datetime.strptime(text, "%Y-%m-%d %H:%M:%S,%f").timestamp()
 
 
 def check_one_world_at_a_time(job: RunningJob, saved: int | None = None) -> None:

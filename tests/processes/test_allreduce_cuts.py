@@ -19,8 +19,8 @@ import pytest
 from elasticdl.core.pulses import FLOOR_SECONDS
 from elasticdl.job.names import JobPaths
 from tests.processes import allreduce, harness
-from tests.processes.allreduce import CONT, KILL, STOP, Description
-from tests.processes.cuts import Proxy, check_one_world_at_a_time, commits
+from tests.processes.allreduce import CONT, KILL, STOP, Description, together
+from tests.processes.cuts import Proxy, check_one_world_at_a_time, commits, worlds_entered
 from tests.processes.harness import RunningJob
 
 pytestmark = [pytest.mark.processes, pytest.mark.long]
@@ -39,6 +39,16 @@ def proxy(tmp_path: Path) -> Iterator[Proxy]:
     proxy = Proxy(JobPaths(tmp_path / "state", "cut").master_address.read_text)
     yield proxy
     proxy.close()
+
+
+@pytest.fixture
+def proxies(tmp_path: Path) -> Iterator[dict[str, Proxy]]:
+    """Between that master and each of three workers."""
+    target = JobPaths(tmp_path / "state", "cut").master_address.read_text
+    found = {f"elasticdl-cut-worker-{number}": Proxy(target) for number in range(3)}
+    yield found
+    for proxy in found.values():
+        proxy.close()
 
 
 def start(
@@ -132,6 +142,31 @@ def test_who_is_out_of_touch_for_too_long_stops_before_the_others_go_on_without_
     begun = min(c.at for c in found if c.generation > first.generation)
     assert max(c.at for c in found if c.generation == first.generation) < begun, "two worlds side by side"
     assert int(status.get("repeated_batches", 0)) < PLAIN.steps
+
+
+def test_a_whole_world_that_is_cut_off_in_silence_stops_before_another_begins(
+    tmp_path: Path, data: Path, proxies: dict[str, Proxy]
+) -> None:
+    """Nothing is refused or reset: each side finds out by itself, and the master may well be the first."""
+    env = {"CUT_MASTERS": json.dumps({name: proxy.address for name, proxy in proxies.items()})}
+    flags = (EVERY_STEP, "--num_standby=1", "--master_grace_seconds=5", "--reconnect_seconds=120")
+    # Steps so long that nobody counts as hung before its stream does as broken.
+    job = allreduce.start(tmp_path, "cut", PLAIN, data, *flags, part_seconds=0.4, checkpoint_seconds=1, **env)
+    first = job.wait_until(
+        lambda s: bool(s.checkpoint) and "standby" in {r.state for r in s.replicas} and len(s.world) == 2
+    )
+    for name in first.world:
+        proxies[name].freeze()
+    away = job.wait_until(lambda s: all(r.state == "lost touch" for r in s.replicas if r.name in first.world))
+    job.wait_until(lambda s: not set(s.world) & set(first.world) and bool(s.world) and together(s, len(s.world)))
+    for name in first.world:
+        proxies[name].heal()
+    allreduce.hurry(job)
+    check(job, PLAIN, data, saved=int(away.checkpoint.rsplit("-", 1)[1]))
+    began = min(at for generation, at in worlds_entered(job) if generation > first.generation)
+    last = max(c.at for c in commits(job) if c.generation == first.generation)
+    assert last < began, f"the old world committed a step {last - began:.1f} s after the next one stood"
+    assert all("no word from the master for 5 s" in allreduce.story_of(job, name) for name in first.world)
 
 
 def test_a_master_that_stands_still_for_a_while_takes_nobody_for_hung(tmp_path: Path, data: Path) -> None:

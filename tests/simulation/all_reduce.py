@@ -121,7 +121,7 @@ class SessionWorlds(Worlds):
         super().break_stream(name)
         w: Any = self.workers.get(name)
         if w is not None and not w.up:
-            w.session.disconnected(self.now)
+            w.session.disconnected(w.away_since)
 
     def deliver(self, name: str, dies: bool = False) -> None:
         w: Any = self.workers[name]
