@@ -301,7 +301,7 @@ class Elastic:
         if self._sums.virtual != self._world.virtual:  # what was computed belongs to a step cut in another way
             self._sums.forget(self._world.virtual)
         self._passes.enter(self._world.run, self._terms.plan.batch, self._world.virtual)
-        self._evaluations.entered(self._world, self.committed_steps)
+        self._evaluations.entered(self._world)
         self._committed_at = time.monotonic()
         size, first, stop = self.world_size, *self._world.run
         log.info(

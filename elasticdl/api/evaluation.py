@@ -65,12 +65,9 @@ class Evaluations:
         due = finished or bool(self._every and version and version % self._every == 0)
         return self._hooks.evaluation is not None and due and version not in self._done
 
-    def entered(self, world: World, version: int) -> None:
-        """A world stands at a version: its members told each other what they know."""
+    def entered(self, world: World) -> None:
+        """A world stands: its members told each other what they know, and the master what it lacks."""
         self._done = set(world.evaluated)
-        known = self._control.evaluations
-        if version in known:  # the master may have missed it, with whoever told it
-            self._control.evaluated(version, known[version], say=True)
 
     def forget(self) -> None:
         """The model is another one: what was measured is of no use."""

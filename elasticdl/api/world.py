@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,14 @@ class World:
         return gather_bytes(self.group, mine)
 
 
+def unheard(known: Sequence[set[int]], rank: int, heard: Iterable[int]) -> set[int]:
+    """The evaluations that a member is to say: whoever said them is gone, without the master having heard of them.
+
+    One says each, the first that knows it. If that one is lost as well, the next world sees to it.
+    """
+    return known[rank].difference(heard, *known[:rank])
+
+
 @dataclass
 class Formation:
     """How a started world becomes one that trains."""
@@ -87,14 +95,14 @@ class Formation:
                 with control.interruptible(group.abort):
                     control.doing("copy")
                     copied = self._take_over(start, group, rank)
-                    evaluated = self._agree(group)
+                    known = self._agree(group)
             except BaseException:
                 group.abort("the world was given up")
                 group.close()
                 raise
-        control.form(built - began, time.monotonic() - built, copied)
+        control.form(built - began, time.monotonic() - built, copied, unheard(known, rank, start.evaluated))
         control.doing("program")  # it waits for nobody
-        return World(group, members, rank, self.parts(len(members)), evaluated)
+        return World(group, members, rank, self.parts(len(members)), tuple(sorted(set().union(*known))))
 
     def _take_over(self, start: pb.Start, group: Group, rank: int) -> int:
         """The state of the world: from disk, from a peer, or it is here already; bytes received or sent."""
@@ -123,8 +131,8 @@ class Formation:
                 bytes_moved += sum(t.numel() * t.element_size() for t in received.values())
         return bytes_moved
 
-    def _agree(self, group: Group) -> tuple[int, ...]:
-        """Which versions some member has evaluated: each says those it knows, since the master may not.
+    def _agree(self, group: Group) -> list[set[int]]:
+        """Which versions each member knows the metrics of, by rank, since the master may not.
 
         Each says its GPU as well. Where no two share one, NCCL adds up what is on them. And each says where its memory
         for sums is: they go through that where all members can read it.
@@ -138,7 +146,7 @@ class Formation:
             group.connect_devices(self.device, DEVICES_SECONDS)
         elif offer is not None and all(said["memory"] for said in found):
             self._share(group, [said["memory"] for said in found])
-        return tuple(sorted({version for said in found for version in said["evaluated"]}))
+        return [set(said["evaluated"]) for said in found]
 
     def _share(self, group: Group, offers: Sequence[Mapping[str, Any]]) -> None:
         """One for whom the memory of another is out of reach is enough to do without it."""

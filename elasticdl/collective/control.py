@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -112,8 +112,8 @@ class SharedSession:
         with self._changed:
             self._session.loaded(records)
 
-    def form(self, build_seconds: float, copy_seconds: float, copied_bytes: int) -> None:
-        self._tell(lambda s: s.form(build_seconds, copy_seconds, copied_bytes))
+    def form(self, build_seconds: float, copy_seconds: float, copied_bytes: int, unheard: Collection[int] = ()) -> None:
+        self._tell(lambda s: s.form(build_seconds, copy_seconds, copied_bytes, unheard))
 
     def may_commit(self) -> None:
         """Raise unless a step whose exchange is complete may still become part of the model."""

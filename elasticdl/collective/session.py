@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -276,8 +276,10 @@ class WorldSession:
         for evaluation in [e for e in self.evaluations if e.version > self.state[1]]:
             self.evaluations.remove(evaluation)  # of steps that are lost
 
-    def form(self, build_seconds: float, copy_seconds: float, copied_bytes: int) -> list[pb.FromReplica]:
-        """The group stands and the state is that of the world."""
+    def form(
+        self, build_seconds: float, copy_seconds: float, copied_bytes: int, unheard: Collection[int] = ()
+    ) -> list[pb.FromReplica]:
+        """The group stands and the state is that of the world. `unheard`: evaluations that this member is to say."""
         assert self.world is not None
         self.formed = True
         if self.state != (self.world.state.generation, self.world.state.step):
@@ -288,8 +290,8 @@ class WorldSession:
             copy_seconds=copy_seconds,
             copied_bytes=copied_bytes,
         )
-        # Who said what they found, in the world before, may be gone without having been heard.
-        return [pb.FromReplica(formed=formed), *(pb.FromReplica(evaluated=e) for e in self.evaluations)]
+        again = [pb.FromReplica(evaluated=e) for e in self.evaluations if e.version in unheard]
+        return [pb.FromReplica(formed=formed), *again]
 
     def commit(self, loss: float | None, seconds: float, stop: bool, records: int = 0) -> bool:
         """One more step is in the model; whether it is the world's first. `stop`: some member knew of a world to come,

@@ -11,6 +11,8 @@ from elasticdl.core.allreduce_job import AllreduceJob
 from elasticdl.master.brain import Effect, Send, partial_directory
 from elasticdl.wire import control_pb2 as pb
 
+EVALUATIONS_TOLD = 64  # far more than a worker remembers
+
 
 @dataclass
 class WorldBrain:
@@ -35,6 +37,7 @@ class WorldBrain:
                 start = pb.Start(
                     generation=generation, members=members, copies=copies, directory=directory,
                     state=pb.StateName(generation=state[0], step=state[1]),
+                    evaluated=[version for version, _ in self.job.evaluations[-EVALUATIONS_TOLD:]],
                 )  # fmt: skip
                 return [Send(name, pb.ToReplica(start=start)) for name in to]
             case c.SaveState(worker, cut, at):

@@ -572,7 +572,7 @@ class Proposal(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., urgent: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("generation", "members", "state", "copies", "directory")
+    __slots__ = ("generation", "members", "state", "copies", "directory", "evaluated")
     class CopiesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -585,12 +585,14 @@ class Start(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
     generation: int
     members: _containers.RepeatedScalarFieldContainer[str]
     state: StateName
     copies: _containers.ScalarMap[str, str]
     directory: str
-    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., copies: _Optional[_Mapping[str, str]] = ..., directory: _Optional[str] = ...) -> None: ...
+    evaluated: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., copies: _Optional[_Mapping[str, str]] = ..., directory: _Optional[str] = ..., evaluated: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Save(_message.Message):
     __slots__ = ("cut", "directory", "at")

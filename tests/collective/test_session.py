@@ -414,15 +414,16 @@ def test_evaluations_of_steps_that_are_lost_are_forgotten() -> None:
     assert [e.version for e in it.hello().hello.evaluations] == [10]
 
 
-def test_evaluations_are_said_again_in_the_next_world_since_who_said_them_may_not_have_been_heard() -> None:
+def test_evaluations_are_said_again_in_the_next_world_where_who_said_them_was_not_heard() -> None:
     it = training()
+    it.evaluated(5, "{}", say=False)
     it.evaluated(10, "{}", say=False)
     it.leave_world()
     it.receive(proposal(2))
     it.confirm()
     it.receive(start(2, state=it.state))
     it.enter()
-    formed, again = it.form(0.0, 0.0, 0)
+    formed, again = it.form(0.0, 0.0, 0, unheard={10})
     assert formed.formed.generation == 2 and again.evaluated.version == 10
 
 

@@ -34,3 +34,23 @@ def test_the_audit_hears_of_every_record_that_the_last_worker_to_come_back_set_a
     heard = [x for event in events_of_hello(W[1], hello) for x in brain.decide(event, 4.0)]
     sent = [x for x in heard if isinstance(x, Send) and x.message.WhichOneof("body") == "export"]
     assert [(x.replica, list(x.message.export.bad_records)) for x in sent] == [(W[0], [5])]
+
+
+def test_a_world_is_told_which_evaluations_need_not_be_said_again() -> None:
+    brain = WorldBrain(AllreduceJob.new(AllreduceTerms("j", 2, StepPlan(8, 4, 2, 1), validation_records=8)))
+    brain.decide(e.MasterStarted(), 0.0)
+    for name in W:
+        brain.decide(e.ReplicaStarted(name, f"uid-{name}"), 0.0)
+        brain.decide(e.ReplicaJoined(name, name, capacity=1), 0.0)
+
+    def starts(state: tuple[int, int]) -> list[list[int]]:
+        generation = brain.job.membership.generation
+        effects = [x for name in W for x in brain.decide(e.WorldConfirmed(name, generation, state), 1.0)]
+        sent = [x.message for x in effects if isinstance(x, Send)]
+        return [list(m.start.evaluated) for m in sent if m.WhichOneof("body") == "start"]
+
+    assert starts(NOTHING) == [[], []]
+    brain.decide(e.StepsCommitted(W[0], 1, 1, 0.5), 2.0)
+    brain.decide(e.ModelEvaluated(W[0], 1, '{"accuracy": 0.5}'), 2.0)
+    brain.decide(e.WorldBroken(W[0], 1, 1, "connection reset"), 2.0)
+    assert starts((1, 1)) == [[1], [1]]
