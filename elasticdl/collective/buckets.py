@@ -95,9 +95,7 @@ class BucketSum:
         while self.left:
             self.give()
         self._queue.put(flag)
-        # Gloo's waits have a limit of their own, and peers that are late exceed that one first.
-        limit = 2 * self._group.timeout_seconds + 1 if self._group.on_devices else None
-        any_flag = self._group.wait(self._errand, limit)
+        any_flag = self._group.wait(self._errand)
         if self.vector.is_cuda and self._summed is not self.vector:
             self.vector.copy_(self._summed, non_blocking=True)
             return self.vector, any_flag

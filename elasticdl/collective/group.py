@@ -187,7 +187,6 @@ class Group:
         build_seconds = timeout_seconds if build_seconds is None else build_seconds
         self.generation, self.rank, self.members, self.size = generation, rank, tuple(members), len(members)
         self.sizes_agreed: set[int] = set()  # of vectors that all members are known to hold
-        self.timeout_seconds = timeout_seconds  # of each wait for a peer
         self.on_devices = False  # whether NCCL adds up what is on GPUs
         self.shared: Shared | None = None  # what members on one machine have for sums
         self._buffers: dict[str, torch.Tensor] = {}

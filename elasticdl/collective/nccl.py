@@ -15,7 +15,8 @@ import torch
 from torch.distributed import PrefixStore, Store
 
 # A group that fails is the loop's business: torch must not take the process down for it. Nor does it end what hangs
-# then: whoever waits for a sum has a limit, and aborts.
+# then: a peer that is gone fails what goes through Gloo beside each sum, and whoever calls the group off, as the master
+# says or for lack of one, aborts it. Sums have no limit of their own: a slow peer is waited for.
 _SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
