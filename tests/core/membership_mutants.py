@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from elasticdl.core.commands import Command, ProposeWorld, StartWorld
-from elasticdl.core.membership import NOTHING, Beginning, Membership, Phase, State
-from tests.core.storms import LEAVERS, WIND, Storm
+from elasticdl.core.membership import NOTHING, NOTICE_SECONDS, Beginning, Membership, Phase, State
+from tests.core.storms import LEAVERS, SILENCE, WIND, Storm
 
 
 @dataclass
@@ -20,6 +20,12 @@ class Unfenced(Membership):
 class SilenceIsDeath(Membership):
     def _silent_until(self, name: str) -> float:
         return min(super()._silent_until(name), self.excluded.get(name, 0.0))
+
+
+@dataclass
+class NoTimeToNotice(Membership):
+    def _silent_until(self, name: str) -> float:
+        return super()._silent_until(name) - NOTICE_SECONDS
 
 
 @dataclass
@@ -236,6 +242,9 @@ class Mutant:
 MUTANTS: dict[str, Mutant] = {
     "unfenced": Mutant("a world starts while the one before may still commit", Unfenced, faults=WIND),
     "silence-is-death": Mutant("who is silent is taken to be gone", SilenceIsDeath, faults=WIND),
+    "not-noticed": Mutant(
+        "a world starts before a silent one has noticed that it is", NoTimeToNotice, first=80, faults=SILENCE
+    ),
     "holders-forgotten": Mutant(
         "a world goes back though somebody out of touch holds more", HoldersForgotten, first=380, faults=WIND
     ),

@@ -20,6 +20,7 @@ FAULTS = {
 }  # fmt: skip
 # Streams and worlds break, and hardly anybody dies: what is held where is the question.
 WIND = {"break stream": 12, "break world": 8, "commit late": 6, "connect": 10, "kill": 2, "terminate": 2, "scale": 2}
+SILENCE = {"break stream": 12, "silence": 6, "connect": 4}  # for longer than a worker goes on without the master
 # Who leaves may be the last one.
 LAST = {"terminate": 8, "kill": 8, "break world": 4, "break stream": 2, "scale": 1}
 LEAVERS = {"terminate": 8, "kill": 2, "scale": 2}

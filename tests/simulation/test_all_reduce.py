@@ -9,7 +9,7 @@ import pytest
 
 from elasticdl.collective.session import NOTHING, WorldSession
 from elasticdl.wire import control_pb2 as pb
-from tests.core.storms import LAST, WIND, Storm
+from tests.core.storms import LAST, SILENCE, WIND, Storm
 from tests.core.worlds import Worlds
 from tests.simulation.all_reduce import SessionWorlds
 
@@ -130,7 +130,6 @@ class GoesWithAllOfIt(WorldSession):
         return False
 
 
-SILENCE = {"break stream": 12, "silence": 6, "connect": 4}  # for longer than a worker goes on without the master
 KILLS = {"kill": 8, "connect": 6, "scale": 3}
 SESSIONS: dict[type[WorldSession], tuple[range, dict[str, int]]] = {
     StoredSaidOnce: (range(420, 480), WIND),
