@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,23 @@ def test_on_a_directory_of_the_node_the_image_says_who_it_is_and_the_jobs_folder
     assert "initContainers" not in objects.keeper["spec"]
     elsewhere = objects_of(volume="host_path=/data,mount_path=/data", state_dir="/data/mine")
     assert "initContainers" not in elsewhere.master["spec"], "a place that the user names is the user's to prepare"
+
+
+def test_what_a_directory_of_the_node_takes_away_comes_back_with_the_line_that_the_page_on_kubernetes_has() -> None:
+    page = (MANIFESTS.parent / "docs" / "kubernetes.md").read_text()
+    (line,) = re.findall(r"--cluster_spec_json='([^']*readOnlyRootFilesystem[^']*)'", page)
+    on_node = objects_of(volume="host_path=/d,mount_path=/data")
+    sealed, claimed = objects_of(volume="host_path=/d,mount_path=/data", cluster_spec_json=line), objects_of()
+    for plain, pod, like in (
+        (on_node.master, sealed.master, claimed.master),
+        (on_node.keeper, sealed.keeper, claimed.keeper),
+    ):
+        assert plain["spec"]["containers"][0]["securityContext"] == {"allowPrivilegeEscalation": False}
+        assert plain["spec"]["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+        main, other = pod["spec"]["containers"][0], like["spec"]["containers"][0]
+        assert main["securityContext"] == other["securityContext"] and env(pod)["HOME"] == "/tmp"
+        assert [m for m in main["volumeMounts"] if m["mountPath"] == "/tmp"] == [{"name": "tmp", "mountPath": "/tmp"}]
+        assert {"name": "tmp", "emptyDir": {}} in pod["spec"]["volumes"]
 
 
 def test_without_a_volume_the_state_is_in_a_folder_that_goes_with_its_pod() -> None:
