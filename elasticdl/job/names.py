@@ -56,6 +56,7 @@ ANNOTATION_ENDING = "elasticdl-ending"  # who deleted the pod: absent unless it 
 ANNOTATION_CRASHES = "elasticdl-crashes"  # of the master's pod: how often one before it failed
 ANNOTATION_RESULT = "elasticdl-result"  # of the master's pod: how the job ended, as JSON; absent while it runs
 ANNOTATION_OVERLAY = "elasticdl-cluster-spec"  # of the ConfigMap: the file of --cluster_spec where it was submitted
+ANNOTATION_UNFIT = "elasticdl-unfit"  # of the master's pod: why it cannot lead the job; the keeper makes another
 APP = "elasticdl"
 
 # In a cluster.

@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -18,15 +20,25 @@ import pytest
 
 from elasticdl.job import names
 from tests.cluster.kubernetes_stage import MANIFESTS, kubectl, kubectl_soon, own_namespace
-from tests.kubernetes.cluster_jobs import ROOT, SMALL, ClusterJob, allow_jobs, in_pods, require_this_machine
+from tests.kubernetes.cluster_jobs import (
+    ROOT,
+    SMALL,
+    ClusterJob,
+    allow_jobs,
+    in_pods,
+    require_image,
+    require_this_machine,
+)
 from tests.kubernetes.digits import RECORDS as RECORDS_OF_DIGITS
 from tests.kubernetes.digits import mnist, write_digits
 from tests.processes.harness import audit_witness, write_ids
+from tests.seeds.command_lines import COPY
 
 pytestmark = pytest.mark.kubernetes
 
 PACKAGES = ("elasticdl_client==1.0.0", "MarkupSafe==2.0.1", "requests<2.32", "urllib3<2")
 RECORDS, EPOCHS = 600, 2
+IMAGE = os.environ.get("ELASTICDL_TUTORIAL_IMAGE", "elasticdl:runtime")  # of this tree: scripts/travis/build_images.sh
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +176,58 @@ def test_the_second_tutorials_job_of_the_old_client_has_its_priorities(
             assert result["outcome"] == "succeeded", job.story()
             assert int(result["status"]["records_done"]) == 5 * RECORDS_OF_DIGITS
             assert "Evaluation metrics[v=20]: {'accuracy': " in job.log("master")
+
+    asyncio.run(story())
+
+
+# Pods of that client have no user, no group and no init container; images of this tree are not root.
+
+
+def first_tutorial(volume: str, *flags: str) -> list[str]:
+    """The first tutorial's parameter server job as it is typed, but for the sizes of pods and data, and where they lie;
+    the image has no models."""
+    typed = next(line[4:] for line in COPY.read_text().splitlines() if line.startswith("000 elasticdl train"))
+    ours = [f"--image_name={IMAGE}", "--model_zoo=/data/model_zoo", f"--volume={volume}", "--evaluation_steps=10"]
+    changed = {flag.partition("=")[0] for flag in (*ours, *SMALL)} | {"--job_name"}
+    return [*(flag for flag in shlex.split(typed)[2:] if flag.partition("=")[0] not in changed), *ours, *flags]
+
+
+def fill(folder: Path) -> None:
+    write_digits(folder / "mnist")
+    shutil.copytree(ROOT / "model_zoo", folder / "model_zoo")
+    assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (0, 0o755), "root's alone to write to, as a rule"
+
+
+async def trained(job: ClusterJob) -> None:
+    """To its end, by a master that the keeper made in the first one's place, at no cost."""
+    result = await job.result()
+    assert result["outcome"] == "succeeded", job.story()
+    assert int(result["status"]["records_done"]) == 2 * RECORDS_OF_DIGITS
+    assert int(result["status"]["master_starts"]) == 1, "the first one began nothing"
+    log, meta = job.log("master"), job.pods()["master"]["metadata"]
+    assert re.findall(r"Evaluation metrics\[v=(\d+)\]: \{'accuracy': ", log)[:3] == ["10", "20", "30"], log
+    assert meta["annotations"][names.ANNOTATION_CRASHES] == "0"
+    assert await job.cleared() == [f"pod/{job.full('master')}"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes a folder that is root's")
+@pytest.mark.parametrize("restart", ["Never", "Always"])
+def test_the_first_tutorials_parameter_server_job_of_the_old_client_on_a_directory_that_is_roots(
+    old_client: Path, namespace: str, tmp_path: Path, restart: str
+) -> None:
+    require_image(IMAGE)
+    (tmp_path / "data").mkdir(mode=0o755)
+    fill(tmp_path / "data")
+    flags = first_tutorial(f"host_path={tmp_path / 'data'},mount_path=/data", f"--restart_policy={restart}")
+
+    async def story() -> None:
+        async with submitted(old_client, namespace, f"test-mnist-{restart.lower()}", *flags) as job:
+            await job.running("ps-0", "worker-0")
+            assert "Another master is started, since the job's state cannot be kept in /data" in job.log("keeper")
+            assert job.pods()["master"]["spec"]["initContainers"][0]["name"] == "state-folder"
+            await trained(job)
 
     asyncio.run(story())
 

@@ -83,6 +83,10 @@ class Keeper:
                 if not await self._ended(pod, uid):
                     return
                 continue
+            if _unfit(pod) and not leaving(pod):
+                await self.tell(pod, "MasterReplaced", f"Another master is started, since {_unfit(pod)}.")
+                await self._remove(pod)
+                continue
             patience, began = RELIST_SECONDS, time.monotonic()
             if leaving(pod):
                 patience = LEAVING_SECONDS
@@ -124,6 +128,8 @@ class Keeper:
                     continue
                 self._judge(None if kind == "DELETED" else seen)
                 if kind == "DELETED" or phase_of(seen) is ReplicaPhase.GONE or leaving(seen) != leaving(pod):
+                    return True
+                if _unfit(seen) and not leaving(seen):
                     return True
         return False
 
@@ -215,7 +221,7 @@ class Keeper:
         await conclude(self.api, self.namespace, self.job, pod, uid)
 
     async def _remove(self, pod: Pod) -> None:
-        """At once: it has ended, or its node is lost. Its name is free then."""
+        """At once: it has ended, leads nothing, or its node is lost. Its name is free then."""
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -262,6 +268,11 @@ class Keeper:
         with contextlib.suppress(ApiRefused, Unreachable):  # an event is a courtesy
             path = f"/api/v1/namespaces/{self.namespace}/events"
             await self.api.call("POST", path, body=event, deadline_seconds=5.0)
+
+
+def _unfit(pod: Pod) -> str:
+    """Why this master cannot lead the job, as it says itself: its pod is of another's making. Mostly empty."""
+    return str(pod["metadata"].get("annotations", {}).get(names.ANNOTATION_UNFIT, ""))
 
 
 def _overdue(pod: Pod) -> bool:

@@ -21,7 +21,7 @@ from elasticdl.cluster.kubernetes import credentials
 from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
 from elasticdl.cluster.kubernetes.preflight import rbac_command
 from elasticdl.cluster.kubernetes.reading import Pod
-from elasticdl.cluster.kubernetes.submission import find, folder, submit
+from elasticdl.cluster.kubernetes.submission import MERGE, find, folder, submit
 from elasticdl.errors import JobFailed, Problem, UsageError
 from elasticdl.job import names
 from elasticdl.job.resolve import Resolved
@@ -29,6 +29,7 @@ from elasticdl.job.spec import JobSpec, knobs, spellings
 from elasticdl.master import in_cluster
 
 EMPTY = ("", "None")  # as that client writes what nobody gave
+REPLACED_SECONDS = 600.0  # for the keeper to start, on a node that may have to fetch the image
 # What it also writes when nobody gave it, and what would mean something here.
 DEFAULTS = {"use_async": "False", "sync_version_tolerance": "0"}
 
@@ -116,19 +117,19 @@ def unfit(spec: JobSpec, uid: str, template: Pod) -> str:
 
 
 async def _hand_over(spec: JobSpec, why: str) -> int:
-    """Have the keeper start the job's own master in this pod's place; the exit code that costs no attempt."""
+    """Have the keeper make the job's own master in this pod's place, and wait for that."""
     name = names.replica_name(str(spec.job_name), names.MASTER)
     print(f"This pod, as the client made it, cannot lead the job: {why}.", flush=True)
     print(f"The keeper starts another in its place: kubectl logs -f -n {spec.namespace} {name} follows it.", flush=True)
     path, api = f"{folder('Pod', str(spec.namespace))}/{name}", KubernetesApi(credentials.find())
     try:
-        pod = await api.call("GET", path)
-        if pod["spec"].get("restartPolicy") != "Never":  # or its kubelet would start this container again and again
-            only_this = {"preconditions": {"uid": pod["metadata"]["uid"]}}
-            await api.call("DELETE", path, body={"apiVersion": "v1", "kind": "DeleteOptions", **only_this})
+        note = {"metadata": {"annotations": {names.ANNOTATION_UNFIT: why}}}
+        await api.call("PATCH", path, body=note, content_type=MERGE)
     finally:
         await api.close()
-    return in_cluster.ENDED_BY_SIGTERM
+    await asyncio.sleep(REPLACED_SECONDS)  # ending now, this container would be started again where that is asked for
+    print(f"Nobody did so within {REPLACED_SECONDS:g} s: kubectl describe pod {names.keeper_name(str(spec.job_name))}.")
+    return in_cluster.ENDED_BY_SIGTERM  # which costs no attempt, once there is a keeper
 
 
 if __name__ == "__main__":
