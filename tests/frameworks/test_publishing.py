@@ -15,7 +15,7 @@ from tests.frameworks import two_exporters
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("every", "ways"), [(8, 50), pytest.param(1, 300, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("every", "ways"), [(12, 30), pytest.param(1, 300, marks=pytest.mark.long)])
 def test_an_exporter_stopped_at_any_point_and_continued_at_any_other_harms_nobody(
     every: int, ways: int, tmp_path: Path
 ) -> None:
