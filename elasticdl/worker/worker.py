@@ -198,7 +198,7 @@ class Worker:
         self.control.committed(work, number + 1, result.loss, skip)
         self._trained += 1
         every = self.spec.log_loss_steps
-        if version // every > self._logged:
+        if version and version // every > self._logged:  # 0: the first round is not whole yet
             self._logged = version // every
             log.info(loss_line(result.loss, version))
 
