@@ -214,7 +214,7 @@ class Service:
         manifest = snapshot.read_manifest(directory)
         parts = snapshot.needed(manifest, self.index, self.servers)
         if held is not None and held.servers == self.servers:
-            self.parameters, self._chain = held, Chain(directory, parts[0])
+            self.parameters, self._chain = held, self._own_chain(directory, parts)
             held.forget_views()
             return
         files.verify(directory, [f for p in parts for f in p])
@@ -326,8 +326,12 @@ class Service:
         """What was read need not be written again, where it is this server's own part."""
         for store in parameters.stores:
             store.release(store.mark())
-        if len(parts) == 1 and parts[0][-1]["name"].startswith(f"ps-{self.index}-of-{self.servers}."):
-            self._chain = Chain(directory, parts[0])
+        self._chain = self._own_chain(directory, parts)
+
+    def _own_chain(self, directory: Path, parts: list[list[files.File]]) -> Chain:
+        """What the next part may stand on: nothing, where another number of servers wrote the checkpoint."""
+        own = len(parts) == 1 and parts[0][-1]["name"].startswith(f"ps-{self.index}-of-{self.servers}.")
+        return Chain(directory, parts[0]) if own else Chain()
 
     def _check_sizes(self, spec: ParametersSpec, body: Frames) -> None:
         """Before anything is allocated: the values sent are as many as the shapes say."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.processes.harness import ROOT, RunningJob, audit_witness, start_witness
 
-RECORDS, EPOCHS = 12000, 2
+RECORDS, EPOCHS = 4000, 2
 
 
 def scale(job: RunningJob, *words: str) -> subprocess.CompletedProcess[str]:
@@ -17,7 +17,9 @@ def scale(job: RunningJob, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_servers_and_workers_are_added_and_taken_away_while_training(tmp_path: Path) -> None:
-    job = start_witness(tmp_path, "scaled", records=RECORDS, epochs=EPOCHS, servers=1, workers=2)
+    (tmp_path / "slow").touch()  # until all is seen
+    env = {"PEBBLE_SECONDS": "0.25", "PEBBLE_SLOW": str(tmp_path / "slow")}
+    job = start_witness(tmp_path, "scaled", records=RECORDS, epochs=EPOCHS, servers=1, workers=2, env=env)
     job.wait_until(lambda s: s.records_done >= 200)
     for words, expected in (
         ((), "nothing to change is given"),
@@ -33,6 +35,7 @@ def test_servers_and_workers_are_added_and_taken_away_while_training(tmp_path: P
     job.wait_until(lambda s: s.rollbacks == 1 and s.phase == "training")
     done = scale(job, "--ps=2", "--workers=1")
     assert (done.returncode, done.stdout) == (0, "scaled: 2 servers hold the model and 1 worker trains.\n"), job.story()
+    (tmp_path / "slow").unlink()
     code, result = job.finish()
     assert code == 0, job.story()
     status = result["status"]

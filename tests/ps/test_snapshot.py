@@ -140,6 +140,21 @@ def test_a_server_that_wrote_the_checkpoint_and_moved_no_further_need_not_read_i
         trainer.check()
 
 
+def test_a_server_that_was_resized_and_goes_back_at_once_builds_on_no_part_of_another_number(tmp_path: Path) -> None:
+    """Else its next part would hold, and remove, rows that are others' now."""
+    with serving(1) as servers, training(servers, ADAM) as trainer:
+        servers.open()
+        for _ in range(20):
+            trainer.step(ids=300, universe=5000)
+        directory = save(servers, trainer, tmp_path)
+        for timeline in (2, 3):
+            version = trainer.truth.version
+            servers.direct(restore=pb.Restore(timeline=timeline, directory=str(directory), version=version, servers=2))
+            assert servers.hear("restored")[0].error == ""
+        wrote = freeze(servers, tmp_path / "next", 2)[0]
+        assert [file["name"] for file in json.loads(wrote.part)] == ["ps-0-of-2.0.safetensors"]
+
+
 def test_a_rollback_forgets_everything_since_and_pushes_of_the_old_timeline(tmp_path: Path) -> None:
     with serving(2) as servers, training(servers, ADAM) as trainer:
         servers.open()
