@@ -46,8 +46,9 @@ def kubectl(*words: str, namespace: str | None = None, stdin: str | None = None,
     return done.stdout
 
 
-async def kubectl_soon(*words: str, namespace: str | None = None, stdin: str | None = None) -> str:
-    return await asyncio.to_thread(functools.partial(kubectl, *words, namespace=namespace, stdin=stdin))
+async def kubectl_soon(*words: str, **how: Any) -> str:
+    """The same, without holding up what else is going on."""
+    return await asyncio.to_thread(functools.partial(kubectl, *words, **how))
 
 
 @functools.cache
@@ -150,7 +151,10 @@ class KubernetesStage:
 
     async def ready(self, name: str) -> None:
         await hear(self.cluster, name, ReplicaPhase.RUNNING)
-        await self.run_in(name, "until [ -e /tmp/orders ]; do sleep 0.05; done")
+        until = ("exec", name, "--", "sh", "-c", "until [ -e /tmp/orders ]; do sleep 0.05; done; echo there")
+        async with asyncio.timeout(30):  # a container that runs cannot always be entered at once
+            while "there" not in await kubectl_soon(*until, namespace=self.namespace, fails=True):
+                pass
 
     async def end(self, name: str, code: int) -> None:
         await self.ready(name)
