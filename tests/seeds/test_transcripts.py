@@ -59,7 +59,10 @@ def test_master_and_worker_by_hand_are_started_as_written() -> None:
             r"elasticdl-test-mnist-worker-\d +0/1 +Pending", r"test-nginx-\S+ +1/1 +Running",
             r".* 1 deleted, 3 preempted.*",
         ]),
-        ("by-hand", [r"No --token_file is given.*", r".* Loss = [\d.]+, steps = 1$", r".* Evaluation metrics\[v=96\].*", "test succeeded.*"]),
+        ("by-hand", [
+            r"No --token_file is given.*", r".* Loss = [\d.]+, steps = 1$", r".* Evaluation metrics\[v=96\].*",
+            "test succeeded.*",
+        ]),
     ],
 )  # fmt: skip
 def test_a_transcript_shows_what_the_old_one_shows(story: str, lines: list[str]) -> None:
