@@ -96,14 +96,19 @@ def witness(tmp: Path, *flags: str, **env: str) -> list[str]:
 def test_a_job_of_the_old_client_trains_every_record_once_though_its_master_is_deleted(
     old_client: Path, namespace: str, shared: Path
 ) -> None:
+    slow = shared / "slow"  # as long as it is there: a master that is deleted stays for some seconds
+    slow.touch()
+
     async def story() -> None:
-        flags = witness(shared, f"--validation_data={shared / 'ids'}", "--evaluation_steps=60")
+        env = {"PEBBLE_SECONDS": "1", "PEBBLE_SLOW": str(slow)}
+        flags = witness(shared, f"--validation_data={shared / 'ids'}", "--evaluation_steps=60", **env)
         async with submitted(old_client, namespace, "old", *flags) as job:
             await job.running("ps-0", "worker-0", "worker-1", "keeper")
             await job.until(lambda s: s.version >= 10)
             before = job.uids("master", "worker-0")
             await job.delete("master")
             await job.pod_seen("master", lambda pod: pod["metadata"]["uid"] != before["master"])
+            slow.unlink()
             result = await job.result()
             assert result["outcome"] == "succeeded", job.story()
             assert int(result["status"]["records_done"]) == RECORDS * EPOCHS
