@@ -55,6 +55,10 @@ class JobFailed(ElasticDLError):
     """A job started and could not finish; the message is the reason."""
 
 
+class VolumeAway(JobFailed):
+    """The job's files are held by another, or their volume does not answer: it may pass."""
+
+
 class SentAway(ElasticDLError):
     """This process was told to go, and has seen to what it leaves behind."""
 

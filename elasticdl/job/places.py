@@ -32,8 +32,8 @@ def is_scratch(spec: JobSpec) -> bool:
     return volume_of(spec, state_dir) is None and (state_dir == SCRATCH or not overlaid)
 
 
-def made_on_node(spec: JobSpec) -> bool:
-    """Whether the state folder is one that we chose on a directory of the node, which may not be the pod's to write."""
+def volume_of_choice(spec: JobSpec) -> VolumeSpec | None:
+    """The volume of a state folder that we chose, which may not be the pod's to write. A folder that the user names is
+    the user's to prepare."""
     state_dir = spec.state_dir or default_state_dir(spec)
-    volume = volume_of(spec, state_dir)
-    return volume is not None and volume.host_path is not None and state_dir == default_state_dir(spec)
+    return volume_of(spec, state_dir) if state_dir == default_state_dir(spec) else None

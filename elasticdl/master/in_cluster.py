@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,22 @@ from elasticdl.cluster.kubernetes import credentials, objects
 from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.lease import Lease
-from elasticdl.cluster.kubernetes.reading import Pod
+from elasticdl.cluster.kubernetes.pods import folder_pod
+from elasticdl.cluster.kubernetes.reading import Pod, exit_of, last_words, phase_of
 from elasticdl.cluster.kubernetes.submission import MERGE, conclude
 from elasticdl.cluster.protocol import Cluster, ReplicaPhase, ReplicaRequest, ReplicaStatus
-from elasticdl.errors import JobFailed, Problem, Refused, SentAway, Unreachable, UsageError, WireError
+from elasticdl.errors import (
+    JobFailed,
+    Problem,
+    Refused,
+    SentAway,
+    Unreachable,
+    UsageError,
+    VolumeAway,
+    WireError,
+)
 from elasticdl.files import write_durably
-from elasticdl.job import names
+from elasticdl.job import names, places
 from elasticdl.job.spec import JobSpec
 from elasticdl.master import preflight, running
 from elasticdl.master.master import Master
@@ -39,6 +49,7 @@ KEEPER_SECONDS = 60.0  # until a keeper that was refused is asked for again
 SOON_SECONDS = (1.0, 60.0)  # the first and the longest pause before a keeper whose predecessor was soon gone
 CLAIM_SECONDS = 60.0  # for the master before this one to let go of the checkpoints
 CLEAR_SECONDS = 120.0  # for what an earlier life of the job left to end
+FOLDER_SECONDS = 120.0  # for a pod that makes the job's folder, on the node that this master is on
 TELL_SECONDS = 300.0  # how long the API server is asked to take note of the result
 RESULT_BYTES = 64 << 10  # of an annotation; all of a pod's may have 256 KiB
 
@@ -77,7 +88,7 @@ async def run(spec: JobSpec, replica: str) -> int:
     except (asyncio.CancelledError, SentAway):
         log.info("Sent away by SIGTERM; the next master goes on")
         return ENDED_BY_SIGTERM
-    except Unreachable as error:  # the cluster's trouble, not this master's: it counts as no crash
+    except (Unreachable, VolumeAway) as error:  # the cluster's trouble, not this master's: it counts as no crash
         log.error("%s; the next master goes on", error)
         return ENDED_BY_SIGTERM
     finally:
@@ -130,7 +141,7 @@ async def _lead(place: Place) -> int:
 async def _to_the_end(place: Place) -> Result:
     paths = place.paths
     try:
-        make_home(place.spec, paths)
+        await _make_home(place)
         if paths.result.exists():  # the master before this one could not tell anybody
             found: Result = json.loads(paths.result.read_bytes())
             return found
@@ -194,6 +205,47 @@ def _replica(status: ReplicaStatus) -> bool:
     return status.role not in (names.MASTER, names.KEEPER)
 
 
+async def _make_home(place: Place) -> None:
+    """Make the job's folder. On a claim that stays root's, as NFS does, a pod that is root for a moment makes it."""
+    try:
+        make_home(place.spec, place.paths)
+    except UsageError as error:
+        (problem,), denied = error.problems, isinstance(error.__cause__, PermissionError)
+        chosen = places.volume_of_choice(place.spec)
+        if denied and chosen is not None and chosen.claim_name is not None:
+            log.info("%s; a pod that is root makes it", problem.what)
+            said = await _folder_by_root(place)
+            with contextlib.suppress(UsageError):
+                return make_home(place.spec, place.paths)
+            problem = replace(problem, what=f"{problem.what}. A pod that is root could not help: {said}")
+        elif not denied and names.ANNOTATION_CRASHES in place.pod["metadata"].get("annotations", {}):
+            raise VolumeAway(problem.what) from error  # the keeper made this master: the folder was there
+        raise UsageError([problem]) from error
+
+
+async def _folder_by_root(place: Place) -> str:
+    """What came of it."""
+    pod = folder_pod(place.pod, place.owner, str(place.spec.state_dir))
+    path, name = f"{place.home}/pods", pod["metadata"]["name"]
+    try:
+        try:
+            await place.api.call("POST", path, body=pod)
+        except ApiRefused as refusal:
+            if refusal.reason != "AlreadyExists":  # of the master before this one
+                raise
+        found = {"fieldSelector": f"metadata.name={name}"}
+        async with contextlib.aclosing(place.api.watch(path, found, seconds=FOLDER_SECONDS)) as changes:
+            async for kind, seen in changes:
+                if kind != "BOOKMARK" and (kind == "DELETED" or phase_of(seen) is ReplicaPhase.GONE):
+                    return " ".join([exit_of(seen).reason, *last_words(seen)])
+        return f"{name} did not end within {FOLDER_SECONDS:g} s"
+    except ApiRefused as refusal:
+        return str(refusal)
+    finally:
+        with contextlib.suppress(ApiRefused, Unreachable):  # it goes with the job, then
+            await place.api.call("DELETE", f"{path}/{name}")
+
+
 def make_home(spec: JobSpec, paths: names.JobPaths) -> None:
     """Make the job's folder, to which a file can be written; raises UsageError where that cannot be done."""
     try:
@@ -242,8 +294,8 @@ async def _claim_again(spec: JobSpec, held: contextlib.ExitStack, claim_seconds:
     loop, pauses = asyncio.get_running_loop(), Pauses()
     deadline = loop.time() + claim_seconds
     while problems := preflight.claim_checkpoint_dir(spec, held):
-        if loop.time() >= deadline:
-            raise UsageError(problems)
+        if loop.time() >= deadline:  # a file server may still hold what a lost node had locked
+            raise VolumeAway(f"{problems[0].value}: {problems[0].what}")
         await asyncio.sleep(pauses.next())
 
 

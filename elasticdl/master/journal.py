@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from elasticdl.core import events
 from elasticdl.core.allreduce_job import AllreduceJob
 from elasticdl.core.job import Job
-from elasticdl.errors import JobFailed
+from elasticdl.errors import JobFailed, VolumeAway
 
 SNAPSHOT_EVENTS = 5000
 Machine = TypeVar("Machine", Job, AllreduceJob)
@@ -44,7 +44,7 @@ class Journal:
         except sqlite3.Error as error:
             locked = getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
             why = "another master is using it" if locked else str(error)
-            raise JobFailed(f"the journal {path} cannot be opened: {why}") from error
+            raise (VolumeAway if locked else JobFailed)(f"the journal {path} cannot be opened: {why}") from error
         self._since_state = 0
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ arguments=(
   --build-arg EXTRA_PYPI_INDEX="${EXTRA_PYPI_INDEX:-}"
   --build-arg GEN_DATA="${GEN_DATA:-no}"
   --build-arg DATA_IMAGE="${DATA_IMAGE:-$base}"
+  --label elasticdl.tree="$(git rev-parse HEAD:elasticdl 2>/dev/null || true)"  # which the tests compare with theirs
 )
 docker build "${arguments[@]}" -f elasticdl/docker/Dockerfile --target runtime -t elasticdl:runtime .
 docker build "${arguments[@]}" -f elasticdl/docker/Dockerfile \

@@ -333,7 +333,6 @@ def _file_server(stage: Stage) -> None:
     shell.type(f"kubectl create{stage.n} -f my-pod.yaml")
     shell.type(f"kubectl wait{stage.n} --for=condition=Ready pod/my-pod --timeout=180s")
     shell.type(f"kubectl cp{stage.n} data/mnist my-pod:/data")
-    shell.type(f"kubectl delete{stage.n} pod my-pod")
 
 
 def _nginx(stage: Stage) -> None:

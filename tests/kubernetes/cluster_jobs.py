@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,14 @@ def require_this_machine() -> None:
 
 
 def require_image(image: str) -> None:
-    """Skip where the engine has no such image; scripts/travis/build_images.sh makes those of this tree."""
-    if subprocess.run(["docker", "image", "inspect", image], capture_output=True).returncode:
-        pytest.skip(f"there is no image {image} on the engine")
+    """Skip where the engine has no such image; scripts/travis/build_images.sh makes those of this tree, and says so."""
+    label = '{{index .Config.Labels "elasticdl.tree"}}'
+    found = subprocess.run(["docker", "image", "inspect", "-f", label, image], capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip(f"there is no image {image} on the engine: scripts/travis/build_images.sh makes it")
+    here = subprocess.run(["git", "rev-parse", "HEAD:elasticdl"], cwd=ROOT, capture_output=True, text=True)
+    if here.returncode == 0 and found.stdout != here.stdout:
+        pytest.fail(f"the image {image} is of another tree; scripts/travis/build_images.sh makes it anew")
 
 
 def allow_jobs(namespace: str, *, from_inside: bool = False) -> None:
@@ -79,6 +84,34 @@ def in_pods(shared: Path, *more: str, **env: str) -> list[str]:
     given = {"PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": str(ROOT), **env}
     envs = ",".join(f"{key}={value}" for key, value in given.items())
     return [f"--image_name={IMAGE}", f"--image_pull_policy={PULL}", f"--volume={volumes}", f"--envs={envs}", *more]
+
+
+@contextlib.contextmanager
+def local_claim(namespace: str, name: str, folder: Path) -> Iterator[None]:
+    """A claim to a folder of this machine: root's, unless a pod's fsGroup makes it the pod's as well. Kubelets do that
+    where no other pod has it mounted."""
+    folder.mkdir(mode=0o755, exist_ok=True)
+    nodes = [node["metadata"]["name"] for node in json.loads(kubectl("get", "nodes", "-o", "json"))["items"]]
+    there = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": nodes[:1]}]}
+    both = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    volume = {
+        **both,
+        "capacity": {"storage": "100Mi"},
+        "local": {"path": str(folder)},
+        "persistentVolumeReclaimPolicy": "Retain",
+        "claimRef": {"namespace": namespace, "name": name},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [there]}},
+    }
+    volume_name = f"{namespace}-{name}"
+    asked = {**both, "resources": {"requests": {"storage": "100Mi"}}, "volumeName": volume_name}
+    kinds = (("PersistentVolume", {"name": volume_name}, volume), ("PersistentVolumeClaim", {"name": name}, asked))
+    objects = [{"apiVersion": "v1", "kind": kind, "metadata": meta, "spec": spec} for kind, meta, spec in kinds]
+    kubectl("apply", "-f", "-", namespace=namespace, stdin=yaml.safe_dump_all(objects))
+    try:
+        yield
+    finally:
+        kubectl("delete", "pvc", name, "--wait=false", namespace=namespace)
+        kubectl("delete", "pv", volume_name, "--wait=false")
 
 
 def submit(namespace: str, job: str, *flags: str) -> str:

@@ -13,8 +13,18 @@ import pytest
 import yaml
 
 from elasticdl.job import names
-from tests.cluster.kubernetes_stage import kubectl, kubectl_soon
-from tests.kubernetes.cluster_jobs import ROOT, SECONDS, ClusterJob, allow_jobs, in_pods, require_image, submitted
+from tests.cluster.kubernetes_stage import MANIFESTS, kubectl, kubectl_soon, own_namespace
+from tests.kubernetes.cluster_jobs import (
+    ROOT,
+    SECONDS,
+    ClusterJob,
+    allow_jobs,
+    in_pods,
+    local_claim,
+    require_image,
+    require_this_machine,
+    submitted,
+)
 from tests.kubernetes.digits import mnist, write_digits
 from tests.kubernetes.witnesses import proven, witness
 from tests.processes.harness import audit_witness, write_ids
@@ -94,29 +104,20 @@ LOOK = "id -u; id -G; touch /opt/elasticdl/mine 2>&1; touch /tmp/mine && echo tm
 
 @pytest.fixture
 def claim(jobs_namespace: str, tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """A claim, and the folder of this machine that it is: root's, until a pod's fsGroup makes it the pod's as well."""
-    folder, name = tmp_path / "claimed", f"{jobs_namespace}-claimed"
-    folder.mkdir(mode=0o755)
-    nodes = [node["metadata"]["name"] for node in json.loads(kubectl("get", "nodes", "-o", "json"))["items"]]
-    there = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": nodes[:1]}]}
-    both = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    volume = {
-        **both,
-        "capacity": {"storage": "100Mi"},
-        "local": {"path": str(folder)},
-        "persistentVolumeReclaimPolicy": "Retain",
-        "claimRef": {"namespace": jobs_namespace, "name": "claimed"},
-        "nodeAffinity": {"required": {"nodeSelectorTerms": [there]}},
-    }
-    asked = {**both, "resources": {"requests": {"storage": "100Mi"}}, "volumeName": name}
-    kinds = (("PersistentVolume", {"name": name}, volume), ("PersistentVolumeClaim", {"name": "claimed"}, asked))
-    objects = [{"apiVersion": "v1", "kind": kind, "metadata": meta, "spec": spec} for kind, meta, spec in kinds]
-    kubectl("apply", "-f", "-", namespace=jobs_namespace, stdin=yaml.safe_dump_all(objects))
-    try:
-        yield "claimed", folder
-    finally:
-        kubectl("delete", "pvc", "claimed", "--wait=false", namespace=jobs_namespace)
-        kubectl("delete", "pv", name, "--wait=false")
+    with local_claim(jobs_namespace, "claimed", tmp_path / "claimed"):
+        yield "claimed", tmp_path / "claimed"
+
+
+def on_claim(name: str, folder: Path) -> list[str]:
+    """The witness, of an image that knows nothing of it."""
+    write_ids(folder / "ids", 400)
+    for model in ("witness.py", "pebble.py"):
+        shutil.copy(ROOT / "tests" / "models" / model, folder)
+    return [
+        f"--image_name={IMAGE}", "--image_pull_policy=Never", f"--volume=claim_name={name},mount_path=/claimed",
+        "--model_zoo=/claimed", "--model_def=witness.custom_model", "--training_data=/claimed/ids",
+        "--num_epochs=2", "--minibatch_size=8", "--num_minibatches_per_task=4", "--num_ps_pods=1", "--num_workers=1",
+    ]  # fmt: skip
 
 
 def test_a_job_of_an_image_trains_on_a_claim_without_being_root_anywhere(
@@ -124,15 +125,10 @@ def test_a_job_of_an_image_trains_on_a_claim_without_being_root_anywhere(
 ) -> None:
     require_image(IMAGE)
     name, folder = claim
-    write_ids(folder / "ids", 400)
-    for model in ("witness.py", "pebble.py"):
-        shutil.copy(ROOT / "tests" / "models" / model, folder)
     (folder / "slow").touch()
     flags = [
-        f"--image_name={IMAGE}", "--image_pull_policy=Never", f"--volume=claim_name={name},mount_path=/claimed",
-        "--model_zoo=/claimed", "--model_def=witness.custom_model", "--training_data=/claimed/ids",
-        "--num_epochs=2", "--minibatch_size=8", "--num_minibatches_per_task=4", "--num_ps_pods=1", "--num_workers=1",
-        "--output=/claimed/model", "--checkpoint_seconds=3", "--envs=PEBBLE_SECONDS=0.5,PEBBLE_SLOW=/claimed/slow",
+        *on_claim(name, folder), "--output=/claimed/model", "--checkpoint_seconds=3",
+        "--envs=PEBBLE_SECONDS=0.5,PEBBLE_SLOW=/claimed/slow",
     ]  # fmt: skip
 
     async def story() -> None:
@@ -153,6 +149,61 @@ def test_a_job_of_an_image_trains_on_a_claim_without_being_root_anywhere(
     audit_witness(folder / "model", records=400, epochs=2, servers=1)
     assert (folder / "model").stat().st_uid == 1000
     assert not list((folder / ".elasticdl").iterdir()), "a job that is done leaves no journal on the volume"
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A namespace, and the folder of its claim, which another pod has mounted: the second tutorial's, whose data was
+    copied there. It stays root's then, as NFS does."""
+    require_this_machine()
+    require_image(IMAGE)
+    pod = yaml.safe_load((MANIFESTS / "examples" / "my-pod.yaml").read_text())
+    pod["spec"]["containers"][0] |= {"image": IMAGE, "imagePullPolicy": "Never", "command": ["sleep", "600"]}
+    pod["spec"]["containers"][0]["securityContext"] = {"runAsUser": 0}
+    pod["spec"]["terminationGracePeriodSeconds"] = 0
+    with own_namespace() as namespace, local_claim(namespace, "fileserver-claim", tmp_path / "claimed"):
+        allow_jobs(namespace)
+        kubectl("apply", "-f", "-", namespace=namespace, stdin=yaml.safe_dump(pod))
+        kubectl("wait", "--for=condition=Ready", "pod/my-pod", "--timeout=60s", namespace=namespace)
+        yield namespace, tmp_path / "claimed"
+
+
+def test_on_a_claim_that_stays_roots_a_pod_that_is_root_makes_the_jobs_folder(
+    run: Run, roots: tuple[str, Path]
+) -> None:
+    namespace, folder = roots
+
+    async def story() -> None:
+        async with submitted(namespace, "roots", *on_claim("fileserver-claim", folder)) as job:
+            result = await job.result()
+            assert result["outcome"] == "succeeded", f"{result}\n{job.story()}"
+            assert int(result["status"]["records_done"]) == 800
+            assert "Permission denied; a pod that is root makes it" in job.log("master")
+            assert "initContainers" not in job.pods()["master"]["spec"]
+            assert await job.cleared() == ["pod/elasticdl-roots-master"]
+            assert not kubectl("get", "pod", "elasticdl-roots-master-folder", "--ignore-not-found", namespace=namespace)
+            assert (folder / ".elasticdl").stat().st_mode & 0o7777 == 0o1777
+            assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (0, 0o755), "no more was changed"
+
+    run(story(), SECONDS)
+
+
+def test_where_no_such_pod_may_be_made_the_job_fails_with_the_reason_and_the_remedy(
+    run: Run, roots: tuple[str, Path]
+) -> None:
+    namespace, folder = roots
+    kubectl("create", "quota", "few", "--hard=pods=3", namespace=namespace)  # that one, master and keeper
+
+    async def story() -> None:
+        async with submitted(namespace, "roots", *on_claim("fileserver-claim", folder)) as job:
+            result = await job.result()
+            assert (result["outcome"], result["exit_code"]) == ("failed", 2)
+            assert re.search(
+                r"Permission denied. A pod that is root could not help: .*exceeded quota", result["reason"]
+            )
+            assert "Mount a volume that user 1000 may write to" in result["reason"]
+
+    run(story(), SECONDS)
 
 
 # Jobs that cannot begin.

@@ -26,6 +26,7 @@ from tests.kubernetes.cluster_jobs import (
     ClusterJob,
     allow_jobs,
     in_pods,
+    local_claim,
     require_image,
     require_this_machine,
 )
@@ -188,13 +189,13 @@ def test_the_second_tutorials_job_of_the_old_client_has_its_priorities(
 # Pods of that client have no user, no group and no init container; images of this tree are not root.
 
 
-def first_tutorial(volume: str, *flags: str) -> list[str]:
-    """The first tutorial's parameter server job as it is typed, but for the sizes of pods and data, and where they lie;
-    the image has no models."""
-    typed = next(line[4:] for line in COPY.read_text().splitlines() if line.startswith("000 elasticdl train"))
-    ours = [f"--image_name={IMAGE}", "--model_zoo=/data/model_zoo", f"--volume={volume}", "--evaluation_steps=10"]
+def as_typed(tutorial: str, strategy: str, *ours: str) -> list[str]:
+    """A tutorial's job as it is typed, but for these flags and the sizes of pods; the image has no models."""
+    lines = [line for line in COPY.read_text().splitlines() if line.startswith(f"{tutorial} elasticdl train")]
+    (typed,) = (line[4:] for line in lines if f"--distribution_strategy={strategy}" in line)
+    ours = (f"--image_name={IMAGE}", "--model_zoo=/data/model_zoo", *ours)
     changed = {flag.partition("=")[0] for flag in (*ours, *SMALL)} | {"--job_name"}
-    return [*(flag for flag in shlex.split(typed)[2:] if flag.partition("=")[0] not in changed), *ours, *flags]
+    return [*(flag for flag in shlex.split(typed)[2:] if flag.partition("=")[0] not in changed), *ours]
 
 
 def fill(folder: Path) -> None:
@@ -203,11 +204,11 @@ def fill(folder: Path) -> None:
     assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (0, 0o755), "root's alone to write to, as a rule"
 
 
-async def trained(job: ClusterJob) -> None:
+async def trained(job: ClusterJob, epochs: int) -> None:
     """To its end, by a master that the keeper made in the first one's place, at no cost."""
     result = await job.result()
     assert result["outcome"] == "succeeded", job.story()
-    assert int(result["status"]["records_done"]) == 2 * RECORDS_OF_DIGITS
+    assert int(result["status"]["records_done"]) == epochs * RECORDS_OF_DIGITS
     assert int(result["status"]["master_starts"]) == 1, "the first one began nothing"
     log, meta = job.log("master"), job.pods()["master"]["metadata"]
     assert re.findall(r"Evaluation metrics\[v=(\d+)\]: \{'accuracy': ", log)[:3] == ["10", "20", "30"], log
@@ -225,16 +226,66 @@ def test_the_first_tutorials_parameter_server_job_of_the_old_client_on_a_directo
     require_image(IMAGE)
     (tmp_path / "data").mkdir(mode=0o755)
     fill(tmp_path / "data")
-    flags = first_tutorial(f"host_path={tmp_path / 'data'},mount_path=/data", f"--restart_policy={restart}")
+    volume = f"--volume=host_path={tmp_path / 'data'},mount_path=/data"
+    flags = as_typed("000", "ParameterServerStrategy", volume, "--evaluation_steps=10", f"--restart_policy={restart}")
 
     async def story() -> None:
         async with submitted(old_client, namespace, f"test-mnist-{restart.lower()}", *flags) as job:
             await job.running("ps-0", "worker-0")
             assert "Another master is started, since the job's state cannot be kept in /data" in job.log("keeper")
             assert job.pods()["master"]["spec"]["initContainers"][0]["name"] == "state-folder"
-            await trained(job)
+            await trained(job, epochs=2)
 
     asyncio.run(story())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes a folder that is root's")
+def test_the_first_tutorials_all_reduce_job_of_the_old_client_on_an_image_of_this_tree(
+    old_client: Path, namespace: str, tmp_path: Path
+) -> None:
+    require_image(IMAGE)
+    (tmp_path / "data").mkdir(mode=0o755)
+    fill(tmp_path / "data")
+    volume = f"--volume=host_path={tmp_path / 'data'},mount_path=/data"
+    flags = as_typed("000", "AllreduceStrategy", volume)
+
+    async def story() -> None:
+        async with submitted(old_client, namespace, "test-mnist-on-image", *flags) as job:
+            await job.running("worker-0", "worker-1")
+            result = await job.result()
+            assert result["outcome"] == "succeeded", job.story()
+            assert int(result["status"]["records_done"]) == RECORDS_OF_DIGITS
+            assert await job.cleared() == [f"pod/{job.full('master')}"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes a folder that is root's")
+def test_the_second_tutorials_job_of_the_old_client_on_a_claim_that_is_roots(
+    old_client: Path, namespace: str, tmp_path: Path
+) -> None:
+    require_image(IMAGE)
+    kubectl("apply", "-f", str(MANIFESTS / "high.yaml"), "-f", str(MANIFESTS / "low.yaml"))
+    claimed = tmp_path / "claimed"
+    flags = as_typed("001", "ParameterServerStrategy", "--evaluation_steps=10", "--image_pull_policy=Never")
+    assert "--volume=mount_path=/data,claim_name=fileserver-claim" in flags
+
+    async def story() -> None:
+        async with submitted(old_client, namespace, "test-mnist-claimed", *flags) as job:
+            replicas = ("ps-0", "ps-1", "worker-0", "worker-1", "worker-2", "worker-3")
+            for short in replicas:
+                pod = await job.pod_seen(short, lambda _: True)
+                assert pod["spec"]["priorityClassName"] == ("low" if short.startswith("worker") else "high"), short
+                assert all("hostPath" not in volume for volume in pod["spec"]["volumes"]), short
+            await trained(job, epochs=5)
+
+    with local_claim(namespace, "fileserver-claim", claimed):
+        fill(claimed)
+        asyncio.run(story())
 
 
 def test_a_master_without_rights_names_the_command_that_grants_them(old_client: Path, shared: Path) -> None:

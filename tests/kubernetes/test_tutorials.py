@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.cli import docker_registry
 from tests.cluster.kubernetes_stage import MANIFESTS, kubectl, kubectl_soon, own_namespace
 from tests.kubernetes.cluster_jobs import ROOT, ClusterJob, allow_jobs, require_image, require_this_machine
 from tests.kubernetes.digits import write_digits
@@ -63,24 +64,27 @@ def test_the_tutorial_of_coming_and_going(tmp_path: Path) -> None:
     assert len(re.findall(r"^test-nginx-\S+ +1/1 +Running", text, re.MULTILINE)) >= 5
 
 
-@pytest.mark.timeout(600)
-def test_the_demo_of_a_small_cluster_submits_a_job_that_trains_without_a_volume(run: Run) -> None:
-    """As it is applied, but for less data than the image has, and less that pods ask for."""
-    require_this_machine()
-    require_image(DEV_IMAGE)
-    pod = yaml.safe_load((MANIFESTS / "examples" / "elasticdl-demo-minikube.yaml").read_text())
+def demo(run: Run, manifest: str, image: str) -> None:
+    """The pod of a demo is applied as it is, but for the image's name and less data than the image has."""
+    pod = yaml.safe_load((MANIFESTS / "examples" / manifest).read_text())
     (container,) = pod["spec"]["containers"]
-    smaller = {"--training_data=/data/mnist/train": "--training_data=/data/mnist/test/data-00000.recordio"}
-    assert set(smaller) <= set(container["args"])
-    container["args"] = [smaller.get(word, word) for word in container["args"]]
-    container["image"] = DEV_IMAGE
+    ours = {
+        f"--image_name={container['image']}": f"--image_name={image}",
+        "--training_data=/data/mnist/train": "--training_data=/data/mnist/test/data-00000.recordio",
+    }
+    assert set(ours) <= set(container["args"])
+    container["args"] = [ours.get(word, word) for word in container["args"]]
+    container["image"] = image
 
     async def story(namespace: str) -> None:
         await kubectl_soon("apply", "-f", "-", namespace=namespace, stdin=yaml.safe_dump(pod))
         job = ClusterJob(namespace, "demo")
         try:
             await job.running("ps-0", "worker-0", "worker-1")
-            assert all("hostPath" not in v for each in job.pods().values() for v in each["spec"]["volumes"])
+            for each in job.pods().values():
+                assert all("hostPath" not in volume for volume in each["spec"]["volumes"])
+                (main,) = each["spec"]["containers"]
+                assert (main["image"], main["imagePullPolicy"]) == (image, container["imagePullPolicy"])
             assert (await job.execute("worker-0", "id", "-u")).strip() == "1000"
             result = await job.result()
             assert result["outcome"] == "succeeded", job.story()
@@ -92,6 +96,31 @@ def test_the_demo_of_a_small_cluster_submits_a_job_that_trains_without_a_volume(
         allow_jobs(namespace, from_inside=True)
         run(story(namespace), 500)
         assert "Submitted demo to in-cluster" in kubectl("logs", "elasticdl-demo", namespace=namespace)
+
+
+@pytest.mark.timeout(600)
+def test_the_demo_of_a_small_cluster_submits_a_job_that_trains_without_a_volume(run: Run) -> None:
+    require_this_machine()
+    require_image(DEV_IMAGE)
+    demo(run, "elasticdl-demo-minikube.yaml", DEV_IMAGE)
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(docker_registry.PROGRAM is None, reason="docker-registry is not installed")
+def test_the_demo_of_other_clusters_takes_its_image_from_a_registry(run: Run, tmp_path: Path) -> None:
+    require_this_machine()
+    require_image(DEV_IMAGE)
+    with docker_registry.registry(tmp_path) as host:
+        image = f"{host}/elasticdl/elasticdl:dev"
+        subprocess.run(["docker", "tag", DEV_IMAGE, image], check=True, timeout=60)
+        try:
+            push = [sys.executable, "-m", "elasticdl", "zoo", "push", image]
+            subprocess.run(push, check=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)})
+            subprocess.run(["docker", "rmi", image], check=True, timeout=60)  # only the registry knows that name now
+            demo(run, "elasticdl-demo-k8s.yaml", image)
+        finally:
+            subprocess.run(["docker", "rmi", image], capture_output=True, timeout=60)
 
 
 @pytest.mark.timeout(1600)

@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.cluster.kubernetes.api import KubernetesApi
+from elasticdl.cluster.kubernetes.credentials import Credentials
 from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.protocol import Exit, ReplicaRequest
-from elasticdl.errors import SentAway, UsageError
+from elasticdl.errors import SentAway, UsageError, VolumeAway
+from elasticdl.job import names
 from elasticdl.job.names import JobPaths
 from elasticdl.job.spec import JobSpec
 from elasticdl.master import in_cluster
@@ -50,6 +53,20 @@ def test_a_place_that_cannot_be_written_to_is_named_with_the_remedy(tmp_path: Pa
     assert "or name another place on one with --state_dir" in problem.remedy
 
 
+def test_a_volume_that_is_away_when_a_master_returns_does_not_fail_the_job(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    spec = JobSpec.model_validate({"job_name": "j", "state_dir": str(tmp_path / "state"), "namespace": "n"})
+
+    def place(**annotations: str) -> in_cluster.Place:
+        pod = {"metadata": {"name": "elasticdl-j-master", "annotations": annotations}}
+        return in_cluster.Place(spec, KubernetesApi(Credentials("https://nowhere.example")), {"uid": "1"}, pod)
+
+    with pytest.raises(UsageError, match="cannot be kept in"):
+        asyncio.run(in_cluster._make_home(place()))
+    with pytest.raises(VolumeAway, match="cannot be kept in"):  # which costs no attempt
+        asyncio.run(in_cluster._make_home(place(**{names.ANNOTATION_CRASHES: "0"})))
+
+
 def test_a_master_that_returns_waits_for_its_checkpoints_and_does_not_share_them(tmp_path: Path) -> None:
     paths = JobPaths(tmp_path, "default-1")
     paths.root.mkdir()
@@ -59,7 +76,7 @@ def test_a_master_that_returns_waits_for_its_checkpoints_and_does_not_share_them
     (tmp_path / "checkpoints").mkdir()
     with (tmp_path / "checkpoints" / ".job").open("a+") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with contextlib.ExitStack() as held, pytest.raises(UsageError, match="another job that runs keeps its"):
+        with contextlib.ExitStack() as held, pytest.raises(VolumeAway, match="another job that runs keeps its"):
             asyncio.run(in_cluster._ready(spec, paths, held, claim_seconds=0.3))
 
         async def story() -> JobSpec:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from elasticdl.cluster.kubernetes.api import SHORT_WATCH_SECONDS, ApiRefused, KubernetesApi, Object, Pauses
-from elasticdl.cluster.kubernetes.reading import Pod, exit_of, phase_of
+from elasticdl.cluster.kubernetes.reading import Pod, exit_of, last_words, phase_of
 from elasticdl.cluster.kubernetes.submission import folder
 from elasticdl.cluster.kubernetes.troubles import Event, Trouble, by_pod, grouped, trouble_in, trouble_of
 from elasticdl.cluster.protocol import NOT_STARTED, OUT_OF_MEMORY, ReplicaPhase
@@ -88,7 +88,7 @@ class ClusterJob:
         end = exit_of(master)
         if end.code == 0:
             return {"outcome": "succeeded", "reason": ""}
-        return {"outcome": "failed", "reason": "\n".join(["its master ended: " + end.reason, *_last_words(master)])}
+        return {"outcome": "failed", "reason": "\n".join(["its master ended: " + end.reason, *last_words(master)])}
 
     @property
     def note(self) -> str:
@@ -308,15 +308,6 @@ def _tells(pod: Pod, result: Mapping[str, Any]) -> bool:
     if result:  # it goes with its job
         return False
     return end is None or end.kind in (OUT_OF_MEMORY, NOT_STARTED)
-
-
-def _last_words(pod: Pod) -> list[str]:
-    """The end of its log, which the kubelet keeps with a container that failed."""
-    for status in pod.get("status", {}).get("containerStatuses", []):
-        message = (status.get("state", {}).get("terminated") or {}).get("message", "")
-        if message:
-            return str(message).strip().splitlines()[-20:]
-    return []
 
 
 def _json(text: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.cluster.kubernetes.reading import CONTAINER, Pod
+from elasticdl.cluster.kubernetes.reading import CONTAINER, Pod, main_container
 from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.errors import Problem, UsageError
 from elasticdl.job import names, places
@@ -33,7 +33,9 @@ try:
     os.makedirs(sys.argv[1], exist_ok=True)
     os.chmod(sys.argv[1], 0o1777)
 except OSError as error:
-    print(f"cannot make {sys.argv[1]}: {error}")  # the master tries, too, and says what to do
+    said = f"cannot make {sys.argv[1]}: {error}"  # the master tries, too, and says what to do
+    print(said)
+    open("/dev/termination-log", "w").write(said)
 """
 
 
@@ -94,7 +96,8 @@ class PodMaker:
             pod_spec["priorityClassName"] = priority
         if self.run_as is not None:
             _without_root(pod_spec, container, self.run_as)
-        elif role == names.MASTER and spec.state_dir is not None and places.made_on_node(spec):
+        chosen = places.volume_of_choice(spec)
+        if role == names.MASTER and spec.state_dir is not None and chosen is not None and chosen.host_path is not None:
             pod_spec["initContainers"] = [_folder_maker(spec.state_dir, container)]
             meta["annotations"] = dict.fromkeys(_SHOWN_FIRST, CONTAINER)
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod_spec}
@@ -224,10 +227,45 @@ def _volumes(spec: JobSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
     return list(volumes.values()), mounts
 
 
-def _folder_maker(path: str, beside: dict[str, Any]) -> dict[str, Any]:
-    """Makes the job's folder on a directory of the node, which belongs to root as a rule; anybody may write there then,
-    as in /tmp. It may do no more than that.
+def folder_pod(master: dict[str, Any], owner: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """A pod that makes the job's folder as root, on the claims and the node that a master's pod has, and ends.
+
+    It has no label of the job, of which it is no replica.
     """
+    there = master["spec"]
+    volumes = [volume for volume in there["volumes"] if "persistentVolumeClaim" in volume]
+    claimed = {volume["name"] for volume in volumes}
+    beside = next(c for c in there["containers"] if c["name"] == main_container(master))
+    mounts = [mount for mount in beside["volumeMounts"] if mount["name"] in claimed]
+    resources = {**_KEEPER_RESOURCES, "requests": {"cpu": "0", "memory": "0"}}  # no node is too full for it
+    maker = _folder_maker(path, {**beside, "volumeMounts": mounts, "resources": resources})
+    meta = master["metadata"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{meta['name']}-folder",
+            "namespace": meta["namespace"],
+            "labels": {names.LABEL_APP: names.APP},
+            "ownerReferences": [dict(owner)],
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "nodeName": there["nodeName"],  # which has the image, and the claim
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 1,
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            "imagePullSecrets": there.get("imagePullSecrets", []),
+            "tolerations": there.get("tolerations", []),
+            "containers": [maker],
+            "volumes": volumes,
+        },
+    }
+
+
+def _folder_maker(path: str, beside: dict[str, Any]) -> dict[str, Any]:
+    """Makes the job's folder where only root can. Anybody may write there then, as in /tmp; it may do no more."""
     return {
         "name": "state-folder",
         "image": beside["image"],

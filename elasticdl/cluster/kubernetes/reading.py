@@ -100,6 +100,15 @@ def leaving(pod: Pod) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
+def last_words(pod: Pod) -> list[str]:
+    """The end of its log, which the kubelet keeps with a container that failed."""
+    for status in pod.get("status", {}).get("containerStatuses", []):
+        message = (status.get("state", {}).get("terminated") or {}).get("message", "")
+        if message:
+            return str(message).strip().splitlines()[-20:]
+    return []
+
+
 def note_of(pod: Pod) -> str:
     """What holds up a pending pod, or is odd about a running one."""
     status = pod.get("status", {})

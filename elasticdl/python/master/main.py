@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import sys
@@ -19,16 +20,18 @@ from elasticdl.cli import by_hand, flags
 from elasticdl.cli.submit import secrets_of
 from elasticdl.cluster.kubernetes import credentials
 from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
+from elasticdl.cluster.kubernetes.objects import owned, owner
 from elasticdl.cluster.kubernetes.preflight import rbac_command
 from elasticdl.cluster.kubernetes.reading import Pod
 from elasticdl.cluster.kubernetes.submission import MERGE, find, folder, submit
-from elasticdl.errors import JobFailed, Problem, UsageError
+from elasticdl.errors import JobFailed, Problem, Unreachable, UsageError
 from elasticdl.job import names
 from elasticdl.job.resolve import Resolved
 from elasticdl.job.spec import JobSpec, knobs, spellings
 from elasticdl.master import in_cluster
 
 EMPTY = ("", "None")  # as that client writes what nobody gave
+KEEPER_SECONDS = 10.0  # between two looks for the keeper
 REPLACED_SECONDS = 600.0  # for the keeper to start, on a node that may have to fetch the image
 # What it also writes when nobody gave it, and what would mean something here.
 DEFAULTS = {"use_async": "False", "sync_version_tolerance": "0"}
@@ -43,7 +46,9 @@ def master(words: list[str]) -> int:
     uid, files, environment = asyncio.run(_adopted(spec))
     why = unfit(spec, uid, json.loads(files[names.MASTER_KEY]))
     if why:
-        return asyncio.run(_hand_over(spec, why))
+        return asyncio.run(
+            _hand_over(spec, why, owned(json.loads(files[names.KEEPER_KEY]), owner(str(spec.job_name), uid)))
+        )
     place = Path(tempfile.mkdtemp(prefix="elasticdl-master-"))  # for the life of the pod
     for name, text in files.items():  # as they are mounted elsewhere
         (place / name).write_text(text)
@@ -116,7 +121,7 @@ def unfit(spec: JobSpec, uid: str, template: Pod) -> str:
     return ""
 
 
-async def _hand_over(spec: JobSpec, why: str) -> int:
+async def _hand_over(spec: JobSpec, why: str, keeper: Pod) -> int:
     """Have the keeper make the job's own master in this pod's place, and wait for that."""
     name = names.replica_name(str(spec.job_name), names.MASTER)
     print(f"This pod, as the client made it, cannot lead the job: {why}.", flush=True)
@@ -125,11 +130,23 @@ async def _hand_over(spec: JobSpec, why: str) -> int:
     try:
         note = {"metadata": {"annotations": {names.ANNOTATION_UNFIT: why}}}
         await api.call("PATCH", path, body=note, content_type=MERGE)
+        # Ending now, this container would be started again where that is asked for.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(_keep(api, spec, keeper), REPLACED_SECONDS)
     finally:
         await api.close()
-    await asyncio.sleep(REPLACED_SECONDS)  # ending now, this container would be started again where that is asked for
     print(f"Nobody did so within {REPLACED_SECONDS:g} s: kubectl describe pod {names.keeper_name(str(spec.job_name))}.")
     return in_cluster.ENDED_BY_SIGTERM  # which costs no attempt, once there is a keeper
+
+
+async def _keep(api: KubernetesApi, spec: JobSpec, keeper: Pod) -> None:
+    """Make the keeper again where it is lost, for ever: nobody else would."""
+    namespace = str(spec.namespace)
+    while True:
+        with contextlib.suppress(ApiRefused, Unreachable):
+            if await find(api, "Pod", namespace, keeper["metadata"]["name"]) is None:
+                await api.call("POST", folder("Pod", namespace), body=keeper)
+        await asyncio.sleep(KEEPER_SECONDS)
 
 
 if __name__ == "__main__":
