@@ -56,6 +56,10 @@ class Pulses:
         learnt = max(self.step_seconds.values(), default=0.0)
         return min(self.hang_seconds, max(FLOOR_SECONDS, STEPS * learnt)) if learnt else self.hang_seconds
 
+    @property
+    def stall_seconds(self) -> float:
+        return min(self.hang_seconds, STALL_SECONDS)
+
     def hung(self, members: Iterable[str], now: float, others: Collection[str] = ()) -> list[tuple[str, str, float]]:
         """Who of these stands still, how to say so, and since when. Who waits for others is not. For `others`, who are
         in no world, nobody waits: as long as they say something, they may take their time."""
@@ -75,18 +79,16 @@ class Pulses:
         return found
 
     def stuck_at(self, members: Sequence[str], generation: int, all_in_touch: bool) -> float | None:
-        """When a world is of no use any more, if these members stay where they are: all wait in the same exchange, or
-        for the state to be copied, of which nothing comes any more.
+        """When a world is of no use any more, if these members stay where they are: all wait in an exchange, or for the
+        state to be copied, of which nothing comes any more.
 
-        Then nobody is slow, and what one has sent another does not get.
+        Then nobody is slow, and what one has sent another does not get. Or one does not get out of an exchange that the
+        others have finished, and they wait for it in the next.
         """
         beats = [self.beats.get(name) or Beat(0, "", 0.0, 0.0) for name in members]
         if not beats or any(b.phase not in EXCHANGES or b.generation != generation for b in beats):
             return None
-        copying = any(b.phase == "copy" for b in beats)  # who copies may yet be at another step
-        if not copying and any(b.step != beats[0].step for b in beats):
-            return None
-        usual = STALL_SECONDS if copying else max(STALL_SECONDS, self.limit_seconds)
+        usual = STALL_SECONDS if any(b.phase == "copy" for b in beats) else max(STALL_SECONDS, self.limit_seconds)
         # One that cannot be asked may be at work for as long as anybody.
         return max(b.since for b in beats) + (min(self.hang_seconds, usual) if all_in_touch else self.hang_seconds)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from elasticdl.core import events as e
 from elasticdl.core.allreduce_job import AllreduceJob
 from elasticdl.core.membership import Phase
-from elasticdl.core.pulses import Pulses
+from elasticdl.core.pulses import EXCHANGES, Pulses
 from elasticdl.wire import control_pb2 as pb
 
 COMMIT_SECONDS = 0.5  # how often the journal hears how far training is
@@ -23,6 +23,7 @@ class Relay:
         self._values: dict[str, pb.Stored] = {}
         self.pulses = Pulses(job.terms.budget.hang_seconds)
         self._told_at, self._told = 0.0, (0, 0)  # when, which generation and step
+        self._in_vain: dict[str, float] = {}  # who is in an exchange that was given up, heard first when
         self._doubted: dict[str, float] = {}  # who seems to be hung, since when
         self._stuck_since: float | None = None  # that the whole world seems to be
 
@@ -41,6 +42,7 @@ class Relay:
     def again(self, worker: str, now: float, generation: int = 0) -> None:
         """A worker's stream is (back) there: what the others stored meanwhile. It was out of touch, and not hung."""
         self.pulses.back(worker, now, generation)
+        self._in_vain.pop(worker, None)
         membership = self._job.membership
         if self._generation == membership.generation and worker in membership.members:
             for stored in self._values.values():
@@ -49,6 +51,10 @@ class Relay:
     def pulse(self, worker: str, pulse: pb.Pulse, now: float) -> e.Event | None:
         """Remember it; now and then it is an event: how far training is."""
         self.pulses.heard(worker, pulse.step, pulse.phase, pulse.seconds, pulse.step_seconds, now, pulse.generation)
+        if pulse.phase in EXCHANGES and self._given_up(pulse.generation):
+            self._in_vain.setdefault(worker, now)
+        else:
+            self._in_vain.pop(worker, None)
         at = (pulse.generation, pulse.step)
         if pulse.step <= self._job.step or pulse.generation != self._job.membership.running_generation:
             return None
@@ -65,11 +71,21 @@ class Relay:
     def hung(self, now: float) -> list[e.Event]:
         """Who is waited for and stands still, also when looked at a second time."""
         watched, others = self._watched()
-        seen = [*self._missed(now), *self.pulses.hung(watched, now, others)]
+        seen = [*self._wedged(now), *self._missed(now), *self.pulses.hung(watched, now, others)]
         found = {one[0]: one for one in seen}
         self._doubted = {name: self._doubted.get(name, now) for name in found}
         hung = [e.WorkerHung(*one) for name, one in found.items() if now - self._doubted[name] >= AGAIN_SECONDS]
         return [*hung, *self._stuck(now)]
+
+    def _wedged(self, now: float) -> list[tuple[str, str, float]]:
+        """Like `Pulses.hung`, of those who cannot be called out of an exchange: in a driver nothing interrupts them."""
+        found, beats = [], self.pulses.beats
+        for name in self._watched()[0]:
+            since = self._in_vain.get(name)
+            if since is not None and now >= since + self.pulses.stall_seconds:
+                why = f"in the exchange of step {beats[name].step} still, which was given up {now - since:.1f} s ago"
+                found.append((name, why, since))
+        return found
 
     def _given_up(self, generation: int) -> bool:
         """Whether what its members do in this world is in vain, as they have heard. 0: who says so has left it."""
@@ -145,6 +161,7 @@ class Relay:
         missed_at = None if missed in self._doubted else missed_at
         stuck = self._stuck_at() if self._stuck_since is None else self._stuck_since + AGAIN_SECONDS
         watched, others = ([n for n in names if n not in self._doubted] for names in (watched, others))
+        times += [self._in_vain[n] + self.pulses.stall_seconds for n in watched if n in self._in_vain]
         first = self.pulses.deadline(watched, others)
         return min([*times, *(t for t in (first, stuck, missed_at) if t is not None)], default=None)
 
@@ -154,6 +171,7 @@ class Relay:
         m, beats = self._job.membership, self.pulses.beats
         for name in [n for n in beats if n not in m.workers]:
             self.pulses.forget(name)
+            self._in_vain.pop(name, None)
         there = [n for n in dict.fromkeys((*m.members, *beats)) if n in m.workers and m.workers[n].in_touch]
         watched = [n for n in there if n in m.members or beats[n].generation]
         return watched, [n for n in there if n not in watched]

@@ -237,3 +237,42 @@ def test_who_lost_its_stream_and_is_waited_for_is_hung_also_when_the_world_is_to
     (hung,) = hung_at(relay, 11 + FLOOR_SECONDS)
     assert isinstance(hung, e.WorkerHung) and hung.worker == W[1]
     assert [p.urgent for p in of(c.ProposeWorld, play.hear(hung))] == [True]
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_who_cannot_be_called_out_of_an_exchange_is_hung_a_while_after_that_was_given_up(left: bool) -> None:
+    """A driver that does not answer: neither the exchange ends, nor what is to end it. The heartbeat goes on."""
+    play = Play(workers=3)
+    play.trains(*W[:3])
+    relay = Relay(play.job, lambda name, message: None)
+    for worker in W[:2]:
+        pulse(relay, worker, 10, phase="exchange")
+    out = play.end(W[2])
+    assert [(p.members, p.urgent) for p in of(c.ProposeWorld, out)] == [((W[0], W[1]), True)]
+    wedged = 0 if left else 1  # it has said that it left, and closes the group
+    for now in (20, 49.9):
+        pulse(relay, W[0], now, phase="wait", generation=0)
+        pulse(relay, W[1], now, seconds=now - 10, phase="exchange", generation=wedged)
+        assert relay.hung(now) == []
+    play.hear(e.WorldConfirmed(W[0], play.job.membership.generation, (1, 7)))
+    (hung,) = hung_at(relay, 20 + STALL_SECONDS)
+    why = "in the exchange of step 7 still, which was given up 30.5 s ago"
+    assert hung == e.WorkerHung(W[1], why, 20)
+    out = play.hear(hung)
+    assert [(p.members, p.urgent) for p in of(c.ProposeWorld, out)] == [((W[0],), True)]
+    assert [(s.name, s.grace_seconds) for s in of(c.StopReplica, out)] == [(W[1], STACK_SECONDS)]
+
+
+def test_an_exchange_that_goes_on_in_the_next_world_is_not_one_that_was_given_up() -> None:
+    play = Play(workers=3)
+    play.trains(*W[:3])
+    relay = Relay(play.job, lambda name, message: None)
+    play.end(W[2])
+    for worker in W[:2]:
+        pulse(relay, worker, 10, phase="exchange")
+    assert relay.deadline() == 10 + FLOOR_SECONDS
+    play.enter((1, 7))
+    generation = play.job.membership.generation
+    pulse(relay, W[0], 41, phase="exchange", generation=generation)
+    pulse(relay, W[1], 41, phase="data", generation=generation)
+    assert relay.hung(41) == relay.hung(41 + AGAIN_SECONDS) == []

@@ -96,6 +96,28 @@ def test_a_worker_that_hangs_and_is_then_told_to_go_is_replaced_and_nothing_is_l
     assert f"{hung} is told to go" in story and FLOOR_SECONDS <= hung_for(story, hung) < 60, story
 
 
+def test_a_worker_that_nothing_gets_out_of_an_exchange_is_replaced_and_nothing_is_lost(
+    tmp_path: Path, data: Path, alone
+) -> None:
+    """As in a driver that does not answer: its heartbeat goes on, and what is to interrupt the exchange does not."""
+    hits, wedged = tmp_path / "faults", "elasticdl-wedged-worker-0"
+    hits.touch()
+    job = allreduce.start(
+        tmp_path, "wedged", replace(PLAIN, model="hanging"), data, EVERY_STEP, "--hang_seconds=8", part_seconds=0.03,
+        HANG="exchange", HANG_FILE=str(tmp_path / "hangs"),
+        ELASTICDL_FAULTS=f"worker.in_exchange@{wedged}:20=USR2", ELASTICDL_FAULT_LOG=str(hits),
+    )  # fmt: skip
+    there = job.wait_until(lambda s: (tmp_path / "hangs.there").exists())
+    job.wait_until(lambda s: allreduce.together(s, 2) and wedged not in s.world and s.version > there.version + 10)
+    assert wedged not in allreduce.worker_pids(job)
+    status = allreduce.check(job, PLAIN, alone)
+    check_one_world_at_a_time(job)
+    assert int(status.get("repeated_batches", 0)) == 0
+    story = allreduce.story_of(job, "elasticdl-wedged-master")
+    why = r"in the exchange of step \d+ still, which was given up [89]\.\d s ago"
+    assert re.search(f"{wedged} is hung: {why}", story), story
+
+
 def test_a_worker_that_is_stopped_is_replaced_and_says_where_it_stood(tmp_path: Path, data: Path, alone) -> None:
     job = allreduce.start(tmp_path, "hang", PLAIN, data, EVERY_STEP, part_seconds=0.03)
     first = job.wait_until(lambda s: s.version >= 8 and len(s.world) == 2)
