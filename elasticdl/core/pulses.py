@@ -5,7 +5,7 @@ Pulses come a few times a second and are not journaled; that somebody is hung is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 FLOOR_SECONDS = 5.0
@@ -42,10 +42,10 @@ class Pulses:
         if step_seconds > 0:
             self.step_seconds[worker] = step_seconds
 
-    def back(self, worker: str, now: float) -> None:
-        """It was out of touch: what it said before tells nothing of what it does."""
-        if worker in self.beats:
-            self.beats[worker] = Beat(self.beats[worker].step, "wait", now, now)
+    def back(self, worker: str, now: float, generation: int = 0) -> None:
+        """It is in touch, and in this world: what it said before, if anything, tells nothing of what it does."""
+        step = self.beats[worker].step if worker in self.beats else 0
+        self.beats[worker] = Beat(step, "wait", now, now, generation)
 
     def forget(self, worker: str) -> None:
         self.beats.pop(worker, None)
@@ -56,15 +56,20 @@ class Pulses:
         learnt = max(self.step_seconds.values(), default=0.0)
         return min(self.hang_seconds, max(FLOOR_SECONDS, STEPS * learnt)) if learnt else self.hang_seconds
 
-    def hung(self, members: Iterable[str], now: float) -> list[tuple[str, str, float]]:
-        """Who of these stands still, how to say so, and since when. Who waits for others is not."""
+    @property
+    def stall_seconds(self) -> float:
+        return min(self.hang_seconds, STALL_SECONDS)
+
+    def hung(self, members: Iterable[str], now: float, others: Collection[str] = ()) -> list[tuple[str, str, float]]:
+        """Who of these stands still, how to say so, and since when. Who waits for others is not. For `others`, who are
+        in no world, nobody waits: as long as they say something, they may take their time."""
         found, limit = [], self.limit_seconds
-        for name in members:
+        for name in (*members, *others):
             beat = self.beats.get(name)
             if beat is None:
                 continue
             silent, lasts = now - beat.heard, now - beat.since
-            if silent >= limit or lasts >= self._limit_of(beat.phase):
+            if silent >= limit or (lasts >= self._limit_of(beat.phase) and name not in others):
                 # Of one that was not heard of lately nobody knows whether it still does what it did.
                 if silent >= QUIET_SECONDS:
                     why, since = f"silent for {silent:.1f} s, at step {beat.step} in {beat.phase}", beat.heard
@@ -74,18 +79,16 @@ class Pulses:
         return found
 
     def stuck_at(self, members: Sequence[str], generation: int, all_in_touch: bool) -> float | None:
-        """When a world is of no use any more, if these members stay where they are: all wait in the same exchange, or
-        for the state to be copied, of which nothing comes any more.
+        """When a world is of no use any more, if these members stay where they are: all wait in an exchange, or for the
+        state to be copied, of which nothing comes any more.
 
-        Then nobody is slow, and what one has sent another does not get.
+        Then nobody is slow, and what one has sent another does not get. Or one does not get out of an exchange that the
+        others have finished, and they wait for it in the next.
         """
         beats = [self.beats.get(name) or Beat(0, "", 0.0, 0.0) for name in members]
         if not beats or any(b.phase not in EXCHANGES or b.generation != generation for b in beats):
             return None
-        copying = any(b.phase == "copy" for b in beats)  # who copies may yet be at another step
-        if not copying and any(b.step != beats[0].step for b in beats):
-            return None
-        usual = STALL_SECONDS if copying else max(STALL_SECONDS, self.limit_seconds)
+        usual = STALL_SECONDS if any(b.phase == "copy" for b in beats) else max(STALL_SECONDS, self.limit_seconds)
         # One that cannot be asked may be at work for as long as anybody.
         return max(b.since for b in beats) + (min(self.hang_seconds, usual) if all_in_touch else self.hang_seconds)
 
@@ -98,8 +101,9 @@ class Pulses:
         """For one that others wait for, and that was last heard of in this phase."""
         return self.limit_seconds if phase in (*LEARNT, *WAITING) else self.hang_seconds
 
-    def deadline(self, members: Iterable[str]) -> float | None:
+    def deadline(self, members: Iterable[str], others: Iterable[str] = ()) -> float | None:
         """When somebody may turn out to be hung."""
         beats = [self.beats[n] for n in members if n in self.beats]
-        times = [b.heard + self.limit_seconds for b in beats] + [b.since + self._limit_of(b.phase) for b in beats]
+        silent = [*beats, *(self.beats[n] for n in others if n in self.beats)]
+        times = [b.heard + self.limit_seconds for b in silent] + [b.since + self._limit_of(b.phase) for b in beats]
         return min(times, default=None)

@@ -187,7 +187,7 @@ class Master:
             if self.hands is not None:
                 self.hands.decided(event)
             if self.relay is not None and isinstance(event, e.ReplicaJoined):
-                self.relay.again(event.name, self.now())
+                self.relay.again(event.name, self.now(), event.generation)
         await asyncio.sleep(0)  # the streams take it
         for effect in effects:
             await self._act(effect)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from elasticdl.core import events as e
 from elasticdl.core.allreduce_job import AllreduceJob
 from elasticdl.core.membership import Phase
-from elasticdl.core.pulses import Pulses
+from elasticdl.core.pulses import EXCHANGES, Pulses
 from elasticdl.wire import control_pb2 as pb
 
 COMMIT_SECONDS = 0.5  # how often the journal hears how far training is
@@ -23,6 +23,7 @@ class Relay:
         self._values: dict[str, pb.Stored] = {}
         self.pulses = Pulses(job.terms.budget.hang_seconds)
         self._told_at, self._told = 0.0, (0, 0)  # when, which generation and step
+        self._in_vain: dict[str, float] = {}  # who is in an exchange that was given up, heard first when
         self._doubted: dict[str, float] = {}  # who seems to be hung, since when
         self._stuck_since: float | None = None  # that the whole world seems to be
 
@@ -38,9 +39,10 @@ class Relay:
             if name != worker:
                 self._send(name, pb.ToReplica(stored=stored))
 
-    def again(self, worker: str, now: float) -> None:
-        """A worker's stream is back: what the others stored meanwhile. It was out of touch, and not hung."""
-        self.pulses.back(worker, now)
+    def again(self, worker: str, now: float, generation: int = 0) -> None:
+        """A worker's stream is (back) there: what the others stored meanwhile. It was out of touch, and not hung."""
+        self.pulses.back(worker, now, generation)
+        self._in_vain.pop(worker, None)
         membership = self._job.membership
         if self._generation == membership.generation and worker in membership.members:
             for stored in self._values.values():
@@ -49,6 +51,10 @@ class Relay:
     def pulse(self, worker: str, pulse: pb.Pulse, now: float) -> e.Event | None:
         """Remember it; now and then it is an event: how far training is."""
         self.pulses.heard(worker, pulse.step, pulse.phase, pulse.seconds, pulse.step_seconds, now, pulse.generation)
+        if pulse.phase in EXCHANGES and self._given_up(pulse.generation):
+            self._in_vain.setdefault(worker, now)
+        else:
+            self._in_vain.pop(worker, None)
         at = (pulse.generation, pulse.step)
         if pulse.step <= self._job.step or pulse.generation != self._job.membership.running_generation:
             return None
@@ -63,11 +69,28 @@ class Relay:
         return e.StepsCommitted(worker, pulse.generation, pulse.step, loss, pulse.first_step_seconds, pulse.records)
 
     def hung(self, now: float) -> list[e.Event]:
-        """Members that stand still, also when looked at a second time."""
-        found = [*self.pulses.hung(self._watched(), now), *self._missed(now)]
-        self._doubted = {name: self._doubted.get(name, now) for name, *_ in found}
-        hung = [e.WorkerHung(*one) for one in found if now - self._doubted[one[0]] >= AGAIN_SECONDS]
+        """Who is waited for and stands still, also when looked at a second time."""
+        watched, others = self._watched()
+        seen = [*self._wedged(now), *self._missed(now), *self.pulses.hung(watched, now, others)]
+        found = {one[0]: one for one in seen}
+        self._doubted = {name: self._doubted.get(name, now) for name in found}
+        hung = [e.WorkerHung(*one) for name, one in found.items() if now - self._doubted[name] >= AGAIN_SECONDS]
         return [*hung, *self._stuck(now)]
+
+    def _wedged(self, now: float) -> list[tuple[str, str, float]]:
+        """Like `Pulses.hung`, of those who cannot be called out of an exchange: in a driver nothing interrupts them."""
+        found, beats = [], self.pulses.beats
+        for name in self._watched()[0]:
+            since = self._in_vain.get(name)
+            if since is not None and now >= since + self.pulses.stall_seconds:
+                why = f"in the exchange of step {beats[name].step} still, which was given up {now - since:.1f} s ago"
+                found.append((name, why, since))
+        return found
+
+    def _given_up(self, generation: int) -> bool:
+        """Whether what its members do in this world is in vain, as they have heard. 0: who says so has left it."""
+        m = self._job.membership
+        return generation != m.running_generation or (m.phase is not Phase.RUNNING and m.urgent)
 
     def _missed(self, now: float) -> list[tuple[str, str, float]]:
         """Like `Pulses.hung`, of the one member whose stream broke, as that of a process that stands still does."""
@@ -81,14 +104,14 @@ class Relay:
     def _missed_at(self) -> tuple[str, float | None]:
         """Who is out of touch, and when it counts as hung. While others exchange with it, it is merely out of touch."""
         m, beats = self._job.membership, self.pulses.beats
-        watched = self._watched()
-        out = [name for name in m.members if name not in watched]
+        there, out = self._world()
         waiting = all(
-            n in beats and (beats[n].phase, beats[n].generation) == ("exchange", m.generation) for n in watched
+            n in beats and (beats[n].phase, beats[n].generation) == ("exchange", m.running_generation) for n in there
         )
-        if not m.training or not watched or not waiting or len(out) != 1 or out[0] not in beats:
+        forming = m.phase is Phase.RUNNING and not m.training
+        if forming or not there or not waiting or len(out) != 1 or out[0] not in beats:
             return "", None
-        since = max(beats[out[0]].heard, *(beats[n].since for n in watched))
+        since = max(beats[out[0]].heard, *(beats[n].since for n in there))
         return out[0], since + self.pulses.limit_of_the_silent(beats[out[0]].phase)
 
     def _stuck(self, now: float) -> list[e.Event]:
@@ -102,31 +125,53 @@ class Relay:
         if now - self._stuck_since < AGAIN_SECONDS:
             return []
         self._stuck_since = None
-        beats = [self.pulses.beats[name] for name in self._watched()]
-        step, seconds = beats[0].step, now - max(b.since for b in beats)
+        inside = self._inside()
+        beats = [self.pulses.beats[name] for name in inside]
+        step, seconds = min(b.step for b in beats), now - max(b.since for b in beats)
         why = f"everybody is in the exchange of step {step}, which does not end in {seconds:.1f} s"
         if any(b.phase == "copy" for b in beats):
             why = f"everybody waits for the state to be copied, of which nothing came for {seconds:.1f} s"
-        return [e.WorldBroken(m.members[0], m.generation, step, why)]
+        return [e.WorldBroken(inside[0], m.running_generation, step, why)]
 
     def _stuck_at(self) -> float | None:
-        m = self._job.membership
-        if m.phase is not Phase.RUNNING or len(m.members) == 1:
+        m, (_, out) = self._job.membership, self._world()
+        if m.phase is Phase.RUNNING and len(m.members) == 1:
             return None
-        watched = self._watched()
-        return self.pulses.stuck_at(watched, m.generation, len(watched) == len(m.members))
+        return self.pulses.stuck_at(self._inside(), m.running_generation, not out)
+
+    def _world(self) -> tuple[list[str], list[str]]:
+        """Of the world that runs, also if it is to end with a step: who is in touch, and who is not. Nobody of one that
+        was given up."""
+        m = self._job.membership
+        if self._given_up(m.running_generation):
+            return [], []
+        counted = [n for n in m.running if n in m.workers]
+        there = [n for n in counted if m.workers[n].in_touch]
+        return there, [n for n in counted if n not in there]
+
+    def _inside(self) -> list[str]:
+        """Who is in touch and in that world; not who has left it after the step that was to be its last."""
+        m, beats = self._job.membership, self.pulses.beats
+        there, _ = self._world()
+        return [n for n in there if m.phase is Phase.RUNNING or n not in beats or beats[n].generation]
 
     def deadline(self) -> float | None:
-        watched, (missed, missed_at) = self._watched(), self._missed_at()
-        times = [self._doubted[n] + AGAIN_SECONDS for n in [*watched, missed] if n in self._doubted]
+        (watched, others), (missed, missed_at) = self._watched(), self._missed_at()
+        times = [self._doubted[n] + AGAIN_SECONDS for n in [*watched, *others, missed] if n in self._doubted]
         missed_at = None if missed in self._doubted else missed_at
         stuck = self._stuck_at() if self._stuck_since is None else self._stuck_since + AGAIN_SECONDS
-        first = self.pulses.deadline([n for n in watched if n not in self._doubted])
+        watched, others = ([n for n in names if n not in self._doubted] for names in (watched, others))
+        times += [self._in_vain[n] + self.pulses.stall_seconds for n in watched if n in self._in_vain]
+        first = self.pulses.deadline(watched, others)
         return min([*times, *(t for t in (first, stuck, missed_at) if t is not None)], default=None)
 
-    def _watched(self) -> list[str]:
-        m = self._job.membership
-        there = [n for n in m.members if n in m.workers and m.workers[n].in_touch] if m.phase is not Phase.NONE else []
-        for name in [n for n in self.pulses.beats if n not in m.workers]:
+    def _watched(self) -> tuple[list[str], list[str]]:
+        """Who is in touch and waited for: members of the newest world, and whoever has yet to leave the one before. And
+        who is in touch besides."""
+        m, beats = self._job.membership, self.pulses.beats
+        for name in [n for n in beats if n not in m.workers]:
             self.pulses.forget(name)
-        return there
+            self._in_vain.pop(name, None)
+        there = [n for n in dict.fromkeys((*m.members, *beats)) if n in m.workers and m.workers[n].in_touch]
+        watched = [n for n in there if n in m.members or beats[n].generation]
+        return watched, [n for n in there if n not in watched]

@@ -514,6 +514,10 @@ class Worlds:
         if self.workers[name].hung:
             self.hear(e.WorkerHung(name, "compute lasts 10 s already"))
 
+    def find_all_hung(self) -> None:
+        for name in list(self.workers):
+            self.find_hung(name)
+
     def wait(self, seconds: float) -> None:
         self.now += seconds
         for w in list(self.workers.values()):  # whoever has heard nothing for so long stops, whatever it is at
@@ -585,9 +589,7 @@ class Worlds:
     def settle(self) -> None:
         """Nothing goes wrong any more: a world of all who are ready forms, steps go on, the job ends."""
         events = len(self.journal)
-        for w in self.workers.values():
-            if w.hung:
-                self.find_hung(w.name)
+        self.find_all_hung()
         for turn in range(ROUNDS):
             if self.job.outcome:
                 break

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.allreduce_job import STACK_SECONDS
@@ -18,9 +20,18 @@ def training() -> Relay:
     return Relay(play.job, lambda name, message: None)
 
 
-def pulse(relay: Relay, worker: str, now: float, seconds: float = 0.0, phase: str = "compute") -> None:
-    told = pb.Pulse(generation=1, step=7, phase=phase, seconds=seconds, step_seconds=0.1)
+def pulse(
+    relay: Relay, worker: str, now: float, seconds: float = 0.0, phase: str = "compute", generation: int = 1
+) -> None:
+    told = pb.Pulse(generation=generation, step=7, phase=phase, seconds=seconds, step_seconds=0.1)
     relay.pulse(worker, told, now)
+
+
+def hung_at(relay: Relay, first: float) -> list[e.Event]:
+    """What is found at a deadline, looked at twice."""
+    assert relay.deadline() == first and relay.hung(first - 0.01) == []
+    assert relay.hung(first) == [] and relay.deadline() == first + AGAIN_SECONDS
+    return relay.hung(first + AGAIN_SECONDS)
 
 
 def test_who_stands_still_is_looked_at_twice() -> None:
@@ -50,6 +61,20 @@ def test_who_comes_back_after_it_was_out_of_touch_is_not_hung() -> None:
     relay.again(W[0], 30)
     assert relay.hung(30) == relay.hung(30 + AGAIN_SECONDS) == []
     assert relay.deadline() == 30 + FLOOR_SECONDS
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_who_says_nothing_after_it_came_back_is_hung_whatever_a_master_before_has_heard_of_it(leaves: bool) -> None:
+    play = Play()
+    play.trains(W[0], W[1])
+    relay = Relay(play.job, lambda name, message: None)
+    for worker in W[:2]:
+        relay.again(worker, 10, generation=1)
+    pulse(relay, W[0], 14, phase="exchange")
+    if leaves:
+        play.leave(W[1])
+    (hung,) = hung_at(relay, 10 + FLOOR_SECONDS)
+    assert hung == e.WorkerHung(W[1], "silent for 5.5 s, at step 0 in wait", 10)
 
 
 def test_an_exchange_that_nobody_gets_out_of_breaks_the_world_and_nobody_is_taken_for_hung() -> None:
@@ -122,3 +147,132 @@ def test_who_was_busy_with_what_may_take_long_when_its_stream_broke_is_given_the
     play.hear(e.ReplicaDropped(W[1], f"inc-{W[1]}"))
     pulse(relay, W[0], 60, seconds=50, phase="exchange")
     assert relay.hung(60) == relay.hung(60 + AGAIN_SECONDS) == []
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_worker_that_hangs_is_found_also_when_it_is_told_to_go(least: int) -> None:
+    """With a least of two nobody trains without it: the other waits in the exchange all the same."""
+    play = Play(least=least)
+    play.trains(W[0], W[1])
+    relay = Relay(play.job, lambda name, message: None)
+    pulse(relay, W[0], 14, seconds=4, phase="exchange")
+    pulse(relay, W[1], 14, seconds=4)
+    out = play.leave(W[1])
+    assert [p.urgent for p in of(c.ProposeWorld, out)] == [False], "it may yet finish the step"
+    (hung,) = hung_at(relay, 10 + FLOOR_SECONDS)
+    assert hung == e.WorkerHung(W[1], "compute of step 7 lasts 5.5 s already", 10)
+    out = play.hear(hung)
+    members = (W[0],) if least == 1 else ()
+    assert [(p.members, p.urgent) for p in of(c.ProposeWorld, out)] == [(members, True)]
+    assert [s.name for s in of(c.StopReplica, out)] == [W[1]]
+
+
+def test_who_was_told_to_go_and_has_left_its_world_may_take_its_time() -> None:
+    """It may write a checkpoint yet; nobody waits for it."""
+    play = Play()
+    play.trains(W[0], W[1])
+    relay = Relay(play.job, lambda name, message: None)
+    play.leave(W[1])
+    for now in (10, 1000):
+        pulse(relay, W[1], now, seconds=now - 10, phase="save", generation=0)
+        assert relay.deadline() == now + FLOOR_SECONDS, "but it should say so"
+        assert relay.hung(now) == relay.hung(now + AGAIN_SECONDS) == []
+    assert [hung.worker for hung in hung_at(relay, 1000 + FLOOR_SECONDS)] == [W[1]]
+
+
+def test_who_hangs_in_a_world_that_went_on_without_it_is_found_as_well() -> None:
+    """Nobody waits for it, but its place would never be taken."""
+    play = Play()
+    play.trains(W[0], W[1])
+    relay = Relay(play.job, lambda name, message: None)
+    play.leave(W[1])
+    play.hear(e.WorldBroken(W[0], 1, 7, "connection reset"))
+    play.enter((1, 7))
+    assert play.job.membership.training and play.job.membership.members == (W[0],)
+    pulse(relay, W[1], 10)
+    assert [hung.worker for hung in hung_at(relay, 10 + FLOOR_SECONDS)] == [W[1]]
+
+
+@pytest.mark.parametrize("change", ["join", "leave"])
+def test_a_silent_network_breaks_a_world_that_was_to_end_with_the_step(change: str) -> None:
+    play = Play(workers=3)
+    play.trains(W[0], W[1])
+    relay = Relay(play.job, lambda name, message: None)
+    out = play.join(W[2]) if change == "join" else play.leave(W[1])
+    members = (W[0], W[1], W[2]) if change == "join" else (W[0],)
+    assert [(p.members, p.urgent) for p in of(c.ProposeWorld, out)] == [(members, False)]
+    for worker in W[:2]:
+        pulse(relay, worker, 39.9, seconds=29.9, phase="exchange")
+    (broken,) = hung_at(relay, 10 + STALL_SECONDS)
+    why = "everybody is in the exchange of step 7, which does not end in 30.5 s"
+    assert broken == e.WorldBroken(W[0], 1, 7, why)
+    out = play.hear(broken)
+    assert [(p.members, p.urgent) for p in of(c.ProposeWorld, out)] == [(members, True)]
+    for worker in W[:2]:
+        pulse(relay, worker, 41, phase="wait", generation=0)
+    assert relay.hung(41) == relay.hung(41 + AGAIN_SECONDS) == [], "it is being dealt with"
+
+
+def test_who_does_not_get_out_of_the_last_step_of_a_world_that_the_others_have_left_breaks_it() -> None:
+    play = Play(workers=3)
+    play.trains(W[0], W[1])
+    relay = Relay(play.job, lambda name, message: None)
+    play.join(W[2])
+    pulse(relay, W[0], 39.9, phase="wait", generation=0)
+    pulse(relay, W[1], 39.9, seconds=29.9, phase="exchange")
+    (broken,) = hung_at(relay, 10 + STALL_SECONDS)
+    assert isinstance(broken, e.WorldBroken) and broken.worker == W[1]
+    out = play.hear(broken)
+    assert [p.urgent for p in of(c.ProposeWorld, out)] == [True]
+
+
+def test_who_lost_its_stream_and_is_waited_for_is_hung_also_when_the_world_is_to_change() -> None:
+    play = Play(workers=3)
+    play.trains(W[0], W[1])
+    relay = Relay(play.job, lambda name, message: None)
+    play.join(W[2])
+    pulse(relay, W[1], 10)
+    play.hear(e.ReplicaDropped(W[1], f"inc-{W[1]}"))
+    pulse(relay, W[0], 15.9, seconds=4.9, phase="exchange")
+    (hung,) = hung_at(relay, 11 + FLOOR_SECONDS)
+    assert isinstance(hung, e.WorkerHung) and hung.worker == W[1]
+    assert [p.urgent for p in of(c.ProposeWorld, play.hear(hung))] == [True]
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_who_cannot_be_called_out_of_an_exchange_is_hung_a_while_after_that_was_given_up(left: bool) -> None:
+    """A driver that does not answer: neither the exchange ends, nor what is to end it. The heartbeat goes on."""
+    play = Play(workers=3)
+    play.trains(*W[:3])
+    relay = Relay(play.job, lambda name, message: None)
+    for worker in W[:2]:
+        pulse(relay, worker, 10, phase="exchange")
+    out = play.end(W[2])
+    assert [(p.members, p.urgent) for p in of(c.ProposeWorld, out)] == [((W[0], W[1]), True)]
+    wedged = 0 if left else 1  # it has said that it left, and closes the group
+    for now in (20, 49.9):
+        pulse(relay, W[0], now, phase="wait", generation=0)
+        pulse(relay, W[1], now, seconds=now - 10, phase="exchange", generation=wedged)
+        assert relay.hung(now) == []
+    play.hear(e.WorldConfirmed(W[0], play.job.membership.generation, (1, 7)))
+    (hung,) = hung_at(relay, 20 + STALL_SECONDS)
+    why = "in the exchange of step 7 still, which was given up 30.5 s ago"
+    assert hung == e.WorkerHung(W[1], why, 20)
+    out = play.hear(hung)
+    assert [(p.members, p.urgent) for p in of(c.ProposeWorld, out)] == [((W[0],), True)]
+    assert [(s.name, s.grace_seconds) for s in of(c.StopReplica, out)] == [(W[1], STACK_SECONDS)]
+
+
+def test_an_exchange_that_goes_on_in_the_next_world_is_not_one_that_was_given_up() -> None:
+    play = Play(workers=3)
+    play.trains(*W[:3])
+    relay = Relay(play.job, lambda name, message: None)
+    play.end(W[2])
+    for worker in W[:2]:
+        pulse(relay, worker, 10, phase="exchange")
+    assert relay.deadline() == 10 + FLOOR_SECONDS
+    play.enter((1, 7))
+    generation = play.job.membership.generation
+    pulse(relay, W[0], 41, phase="exchange", generation=generation)
+    pulse(relay, W[1], 41, phase="data", generation=generation)
+    assert relay.hung(41) == relay.hung(41 + AGAIN_SECONDS) == []

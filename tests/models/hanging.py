@@ -1,12 +1,14 @@
 """The pebble, which hangs in the forward pass of the worker whose name stands in the file `HANG_FILE`.
 
 `HANG=spin` loops forever: the worker's other threads live. `HANG=lock` holds the interpreter's lock: none of them do.
+`HANG=exchange` loops forever in whatever the training thread does when SIGUSR2 comes, which a fault point may send.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from pathlib import Path
 
 import torch
@@ -17,10 +19,15 @@ from elasticdl.job.names import ENV_REPLICA
 FILE = Path(os.environ.get("HANG_FILE", "/nowhere"))
 
 
-def forever() -> None:
+def forever(*_: object) -> None:
+    FILE.with_suffix(".there").touch()
     while True:
         if os.environ["HANG"] == "lock":
             ctypes.PyDLL(None).sleep(60)
+
+
+if os.environ.get("HANG") == "exchange":
+    signal.signal(signal.SIGUSR2, forever)
 
 
 class Hanging(Pebble):

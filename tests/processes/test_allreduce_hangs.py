@@ -13,7 +13,7 @@ import pytest
 
 from elasticdl.core.pulses import FLOOR_SECONDS
 from tests.processes import allreduce
-from tests.processes.allreduce import CONT, STOP, Description
+from tests.processes.allreduce import CONT, STOP, TERM, Description
 from tests.processes.cuts import check_one_world_at_a_time
 
 pytestmark = [pytest.mark.processes, pytest.mark.long]
@@ -70,6 +70,52 @@ def test_a_worker_that_hangs_in_the_model_is_named_with_its_stack_and_replaced(
     if how == "spin":
         assert re.search(r"hung \(compute of step \d+ lasts .*stands here:", stacks)
         assert re.search(rf"{hung} stands here:\n(.*\n)*?.*hanging.py\", line \d+, in forever", told)
+
+
+def test_a_worker_that_hangs_and_is_then_told_to_go_is_replaced_and_nothing_is_lost(
+    tmp_path: Path, data: Path, alone
+) -> None:
+    """Told to go, it is to finish the step, which it never will; the other waits for it in the exchange."""
+    file = tmp_path / "hangs"
+    job = allreduce.start(
+        tmp_path, "told", replace(PLAIN, model="hanging"), data, EVERY_STEP, part_seconds=0.03,
+        HANG="spin", HANG_FILE=str(file),
+    )  # fmt: skip
+    first = job.wait_until(lambda s: s.version >= 8 and len(s.world) == 2)
+    hung, survivor = first.world
+    pid = allreduce.worker_pids(job)[survivor]
+    file.write_text(hung)
+    job.wait_until(lambda s: file.with_suffix(".there").exists())
+    assert job.kill(hung, TERM)
+    told = job.wait_until(lambda s: hung not in s.world)
+    job.wait_until(lambda s: allreduce.together(s, 2) and s.version > told.version + 10)
+    assert allreduce.worker_pids(job)[survivor] == pid and hung not in allreduce.worker_pids(job)
+    status = allreduce.check(job, PLAIN, alone)
+    assert int(status.get("repeated_batches", 0)) == 0
+    story = allreduce.story_of(job, "elasticdl-told-master")
+    assert f"{hung} is told to go" in story and FLOOR_SECONDS <= hung_for(story, hung) < 60, story
+
+
+def test_a_worker_that_nothing_gets_out_of_an_exchange_is_replaced_and_nothing_is_lost(
+    tmp_path: Path, data: Path, alone
+) -> None:
+    """As in a driver that does not answer: its heartbeat goes on, and what is to interrupt the exchange does not."""
+    hits, wedged = tmp_path / "faults", "elasticdl-wedged-worker-0"
+    hits.touch()
+    job = allreduce.start(
+        tmp_path, "wedged", replace(PLAIN, model="hanging"), data, EVERY_STEP, "--hang_seconds=8", part_seconds=0.03,
+        HANG="exchange", HANG_FILE=str(tmp_path / "hangs"),
+        ELASTICDL_FAULTS=f"worker.in_exchange@{wedged}:20=USR2", ELASTICDL_FAULT_LOG=str(hits),
+    )  # fmt: skip
+    there = job.wait_until(lambda s: (tmp_path / "hangs.there").exists())
+    job.wait_until(lambda s: allreduce.together(s, 2) and wedged not in s.world and s.version > there.version + 10)
+    assert wedged not in allreduce.worker_pids(job)
+    status = allreduce.check(job, PLAIN, alone)
+    check_one_world_at_a_time(job)
+    assert int(status.get("repeated_batches", 0)) == 0
+    story = allreduce.story_of(job, "elasticdl-wedged-master")
+    why = r"in the exchange of step \d+ still, which was given up [89]\.\d s ago"
+    assert re.search(f"{wedged} is hung: {why}", story), story
 
 
 def test_a_worker_that_is_stopped_is_replaced_and_says_where_it_stood(tmp_path: Path, data: Path, alone) -> None:

@@ -16,6 +16,8 @@ from elasticdl.wire import control_pb2 as pb
 from tests.core.invariants import holds
 from tests.core.worlds import GRACE_SECONDS, Worker, Worlds
 
+HANG_SECONDS = 20.0  # much less than calm lasts
+
 
 class SessionWorker(Worker):
     """A process whose knowledge is its session's."""
@@ -74,6 +76,7 @@ class SessionWorlds(Worlds):
         known: Relay | None = self.__dict__.get("_relay")
         if known is None or known._job is not self.job:  # a master that comes back has heard nothing yet
             known = self.__dict__["_relay"] = Relay(self.job, self.put)
+            known.pulses.hang_seconds = HANG_SECONDS
         return known
 
     def put(self, name: str, message: pb.ToReplica) -> None:
@@ -115,7 +118,7 @@ class SessionWorlds(Worlds):
         self.put(name, pb.ToReplica(welcome=pb.Welcome(master_epoch=self.epoch)))
         for event in events_of_hello(name, hello.hello):
             self.hear(event)
-        self.relay.again(name, self.now)
+        self.relay.again(name, self.now, hello.hello.generation)
 
     def break_stream(self, name: str) -> None:
         super().break_stream(name)
@@ -244,6 +247,17 @@ class SessionWorlds(Worlds):
     def pulse(self, w: Any) -> None:
         if w.alive and not w.hung:
             self.tell(w, [w.session.pulse(self.now)])
+
+    def find_all_hung(self) -> None:
+        """Not by itself: the relay finds them when it is calm."""
+
+    def calm_turn(self, turn: int) -> None:
+        super().calm_turn(turn)
+        for event in self.relay.hung(self.now):
+            assert isinstance(event, e.WorkerHung)
+            holds(self.workers[event.worker].hung, f"{event.worker} is taken for hung, and is not: {event.reason}")
+            self.met.add("hung found")
+            self.hear(event)
 
     def say(self, w: Worker, event: e.Event) -> None:
         raise AssertionError("a session speaks in messages")

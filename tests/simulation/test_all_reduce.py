@@ -14,6 +14,7 @@ from tests.core.worlds import Worlds
 from tests.simulation.all_reduce import SessionWorlds
 
 STORMS = 150
+HANGS = {"hang": 3, "terminate": 4, "connect": 6, "scale": 1}
 
 
 def test_jobs_in_storms_train_every_step_once_and_end() -> None:
@@ -24,7 +25,7 @@ def test_jobs_in_storms_train_every_step_once_and_end() -> None:
             met.update(storm.run().met)
         except AssertionError as broken:
             raise AssertionError(f"storm {seed}: {broken}") from broken
-    kinds = ("state copied", "sum missed", "master restarted", "damaged checkpoint")
+    kinds = ("state copied", "sum missed", "master restarted", "damaged checkpoint", "hung found")
     assert not [kind for kind in kinds if not met[kind]], f"only {met} happened"
 
 
@@ -40,9 +41,19 @@ def test_where_the_batch_follows_the_workers_every_record_is_trained_once_in_any
             lengths.add(worlds.job.step)
         except AssertionError as broken:
             raise AssertionError(f"storm {seed}: {broken}") from broken
-    kinds = ("state copied", "sum missed", "master restarted", "damaged checkpoint")
+    kinds = ("state copied", "sum missed", "master restarted", "damaged checkpoint", "hung found")
     assert not [kind for kind in kinds if not met[kind]], f"only {met} happened"
     assert len(lengths) > 20, "the worlds were not of different sizes"
+
+
+def test_whoever_hangs_is_found_by_what_it_says_or_does_not_say_also_when_it_is_told_to_go() -> None:
+    found = 0
+    for seed in range(STORMS):
+        try:
+            found += "hung found" in Storm(seed, faults=HANGS, worlds=SessionWorlds).run().met
+        except AssertionError as broken:
+            raise AssertionError(f"storm {seed}: {broken}") from broken
+    assert found > 50, f"somebody was found in {found} storms only"
 
 
 # Sessions with one bug each.
