@@ -445,6 +445,11 @@ class Elastic:
             error = f"{trouble.filename or asked.directory}: {trouble.strerror or trouble}"
         except ElasticDLError as trouble:
             error = str(trouble)
+        except MemoryError:
+            raise
+        except Exception as trouble:  # out of code that is not ours: no other worker would do better
+            log.exception("The model could not be written")
+            error = f"{type(trouble).__name__}: {trouble}"
         self._control.exported(asked, error, found)
 
     def _end(self) -> None:
