@@ -34,6 +34,8 @@ from elasticdl.collective.shared import segment
 from elasticdl.core import steps
 from elasticdl.core.plan import BadRecord
 from elasticdl.errors import CalledOff, DataError, ElasticDLError, GroupBroken, JobFailed, ModelError
+from elasticdl.frameworks import export
+from elasticdl.frameworks.publishing import Turn
 
 log = logging.getLogger(__name__)
 
@@ -434,14 +436,21 @@ class Elastic:
         found = error = ""
         try:
             if asked.directory and self._hooks.export is not None:
-                self._hooks.export(Path(asked.directory))
+                turn = Turn(asked.run, asked.number) if asked.number else None
+                with export.whole(Path(asked.directory), turn) as folder:
+                    self._hooks.export(folder)
             if asked.audit and self._terms.audit:
                 found = audit.verdict(self._witness, self.records_trained, asked.bad_records)
         except OSError as trouble:
             error = f"{trouble.filename or asked.directory}: {trouble.strerror or trouble}"
         except ElasticDLError as trouble:
             error = str(trouble)
-        self._control.exported(asked.directory, error, found)
+        except MemoryError:
+            raise
+        except Exception as trouble:  # out of code that is not ours: no other worker would do better
+            log.exception("The model could not be written")
+            error = f"{type(trouble).__name__}: {trouble}"
+        self._control.exported(asked, error, found)
 
     def _end(self) -> None:
         """The last thing: what was begun is written, what was said gets out."""

@@ -35,7 +35,6 @@ from elasticdl.data.order import EpochOrder
 from elasticdl.data.ranges import epoch_order
 from elasticdl.errors import Problem, UsageError
 from elasticdl.frameworks.determinism import use_deterministic_algorithms
-from elasticdl.frameworks.publishing import published
 from elasticdl.job import names
 from elasticdl.job.loglines import configure_logging
 from elasticdl.job.spec import JobSpec
@@ -94,10 +93,10 @@ class Job:
 
         `records` is the size of the data set, where the job was not told of it by --training_data. `before_update` runs
         with the mean gradients in place. `evaluate` gives mean metrics over some validation records. `export` writes
-        the trained model to a folder; by default its weights are written as safetensors. `committed` hears of every
-        step and its loss, `evaluated` of every evaluation. `restore` is a checkpoint to start from, where there is no
-        master to choose one. Without determinism, gradients leave during the backward pass, at least `bucket_floats` of
-        them at a time.
+        the trained model to an empty folder, whose files and folders are moved to --output when all are written; by
+        default its weights are written as safetensors. `committed` hears of every step and its loss, `evaluated` of
+        every evaluation. `restore` is a checkpoint to start from, where there is no master to choose one. Without
+        determinism, gradients leave during the backward pass, at least `bucket_floats` of them at a time.
         """
         if evaluate is None and not self.alone and "evaluation" in self._datasets:
             flag = "validation_data" if self.spec.validation_data else "validation_records"
@@ -115,8 +114,7 @@ class Job:
 
         def export_weights(directory: Path) -> None:
             held = {n: t for n, t in trained.state().items() if n.startswith("model/")}
-            with published(directory, state_files.STATE_FILE) as folder:
-                state_files.write(folder, state_files.snapshot(held), elastic.committed_steps, 0)
+            state_files.write(directory, state_files.snapshot(held), elastic.committed_steps, 0)
 
         hooks = Hooks(
             committed or (lambda step, loss: None),

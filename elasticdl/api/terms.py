@@ -91,7 +91,7 @@ class Hooks:
     """What the owner of the loop adds."""
 
     committed: Callable[[int, float], None] = lambda step, loss: None  # steps in the model, mean loss of the last
-    export: Callable[[Path], None] | None = None
+    export: Callable[[Path], None] | None = None  # to a folder of its own; what is in it is published afterwards
     evaluation: Evaluation | None = None
     evaluated: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
     name_of: Callable[[int], str] = lambda number: f"record {number}"  # as a person finds it

@@ -152,8 +152,8 @@ class SharedSession:
     def saved(self, cut: int, part: str, error: str = "") -> None:
         self._tell(lambda s: s.saved(cut, part, error))
 
-    def exported(self, directory: str, error: str = "", audit: str = "") -> None:
-        self._tell(lambda s: s.export_done(directory, error, audit))
+    def exported(self, asked: pb.Export, error: str = "", audit: str = "") -> None:
+        self._tell(lambda s: s.export_done(asked, error, audit))
 
     def set_aside(self, record: int, name: str, error: str) -> None:
         self._tell(lambda s: s.set_aside(record, name, error))

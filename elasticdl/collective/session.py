@@ -119,7 +119,7 @@ class WorldSession:
             self.wrote.pop(message.settle.cut, None)
             self.unsettled.discard(message.settle.cut)
         elif kind == "export":
-            if self.exported is not None and self.exported.directory == message.export.directory:
+            if self.exported is not None and _answers(self.exported, message.export):
                 return [pb.FromReplica(exported=self.exported)]
             self.export = message.export
         elif kind == "shutdown":
@@ -342,9 +342,10 @@ class WorldSession:
         self.wrote[cut] = pb.Wrote(cut=cut, part=part, error=error)
         return [pb.FromReplica(wrote=self.wrote[cut])]
 
-    def export_done(self, directory: str, error: str, audit: str) -> list[pb.FromReplica]:
-        self.export = None
-        self.exported = pb.Exported(directory=directory, error=error, audit=audit)
+    def export_done(self, asked: pb.Export, error: str, audit: str) -> list[pb.FromReplica]:
+        self.exported = pb.Exported(directory=asked.directory, error=error, audit=audit, number=asked.number)
+        if self.export is not None and _answers(self.exported, self.export):  # and it was not asked anew meanwhile
+            self.export = None
         return [pb.FromReplica(exported=self.exported)]
 
     def leave(self) -> list[pb.FromReplica]:
@@ -397,3 +398,7 @@ class WorldSession:
     @property
     def _named(self) -> pb.StateName:
         return pb.StateName(generation=self.state[0], step=self.state[1], records=self.records)
+
+
+def _answers(exported: pb.Exported, asked: pb.Export) -> bool:
+    return (exported.directory, exported.number) == (asked.directory, asked.number)

@@ -129,8 +129,8 @@ class AllreduceJob(SavingJob):
                 return self._wrote(worker, cut, part, error, now)
             case CheckpointPublished(cut, directory, error):
                 return self._published(cut, directory, error, now)
-            case ModelExported(worker, directory, error, audit):
-                return self._exported(worker, directory, error, audit)
+            case ModelExported():
+                return self._exported(event)
             case WorkerHung(worker, reason):
                 r = self.replicas.replicas.get(worker)
                 if r is None or worker not in self.membership.workers:
@@ -164,7 +164,7 @@ class AllreduceJob(SavingJob):
         again = [SaveState(s.worker, s.cut, s.at) for s in self.saves if s.worker == event.name]
         out += [*again, *(self._save_before_all_leave() if leaving else []), *found]
         asked = self.exporter == event.name and not self.concluded
-        return [*out, ExportModel(event.name)] if asked else out
+        return [*out, ExportModel(event.name, self.exports)] if asked else out
 
     def _gone(self, event: ReplicaGone, now: float) -> list[Command]:
         if not self.replicas.concerns(event.name, event.uid):
@@ -304,8 +304,8 @@ class AllreduceJob(SavingJob):
         """Everything is trained."""
         if not self.concluded and (self.terms.export or self.terms.audit):
             if self._last_word is None and not self.exporter and (holder := self.membership.holder()):
-                self.exporter = holder
-                return [ExportModel(holder)]
+                self.exporter, self.exports = holder, self.exports + 1
+                return [ExportModel(holder, self.exports)]
             return []
         if any(s.lasting for s in self.saves) or self.checkpoints.writing is not None or self.written:
             return []  # the user asked for it
@@ -326,11 +326,12 @@ class AllreduceJob(SavingJob):
         held = f"the checkpoint holds step {newest.position.version}" if newest.directory else "nothing is saved"
         return [FinishJob(STOPPED, f"{self.stopping}; {held}")]
 
-    def _exported(self, worker: str, directory: str, error: str, audit: str) -> list[Command]:
-        if self.concluded or worker != self.exporter:
+    def _exported(self, event: ModelExported) -> list[Command]:
+        """Only the answer to the last request counts: who was asked before had to give way, and may say so late."""
+        if self.concluded or event.worker != self.exporter or event.number not in (0, self.exports):
             return []
-        if error:
-            return [FinishJob(FAILED, f"the model could not be written: {worker}: {error}")]
-        self.concluded, self.exported, self.audited = True, directory, audit
-        out: list[Command] = [Announce(f"audit: {audit}")] if audit else []
-        return [*out, Announce(f"the model is in {directory}")] if directory else out
+        if event.error:
+            return [FinishJob(FAILED, f"the model could not be written: {event.worker}: {event.error}")]
+        self.concluded, self.exported, self.audited = True, event.directory, event.audit
+        out: list[Command] = [Announce(f"audit: {event.audit}")] if event.audit else []
+        return [*out, Announce(f"the model is in {event.directory}")] if event.directory else out

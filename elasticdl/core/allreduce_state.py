@@ -70,6 +70,7 @@ class AllreduceState:
     unsaved: int = 0  # the newest step whose lasting checkpoint could not be written
     checkpoint: str = ""  # the newest on disk
     exporter: str = ""  # who was asked to write the model
+    exports: int = 0  # how often somebody was
     exported: str = ""
     audited: str = ""
     concluded: bool = False  # the export and the audit are done

@@ -198,6 +198,7 @@ class ExportModel(Command):
     """Have a worker write the model, and say what the audit found."""
 
     worker: str
+    number: int = 0  # of the request: whoever was asked before gives way
 
 
 @dataclass(frozen=True)

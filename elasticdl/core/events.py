@@ -274,6 +274,7 @@ class ModelExported(Event):
     directory: str
     error: str = ""
     audit: str = ""
+    number: int = 0  # of the request that it answers; 0: not said
 
 
 @dataclass(frozen=True)

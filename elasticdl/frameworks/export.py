@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.frameworks.publishing import published
+from elasticdl.files import fsync_directory
+from elasticdl.frameworks.publishing import PARTIAL, Turn, published
 from elasticdl.frameworks.tensor_files import Tensor, write_rows, write_sharded
 from elasticdl.frameworks.trainable import FloatArray, TableExport
 from elasticdl.job.parameters import TableSpec
 
 MANIFEST = "manifest.json"
+FORMAT = "elasticdl-export/1"
 SHARD_BYTES = 2 << 30  # of values in one file: what any file system and object store takes in one piece
 _PAGE = 65_536  # rows asked for at a time
 
@@ -111,12 +113,30 @@ def into(directory: Path, framework: str, reference: Mapping[str, Any]) -> Itera
         described = {"framework": framework, **reference, "tables": target.tables}
         target.path("model.json").write_text(json.dumps(described, indent=2) + "\n")
         manifest = {
-            "format": "elasticdl-export/1",
+            "format": FORMAT,
             "framework": framework,
             "files": {name: _fingerprint(partial / name) for name in target.names},
         }
         target.path(MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         _sync_file(partial / MANIFEST)
+
+
+@contextmanager
+def whole(directory: Path, turn: Turn | None = None) -> Iterator[Path]:
+    """A folder for an exporter of any kind, which may know nothing of manifests; what it writes, folders too, is moved
+    into `directory` when it is on disk, the manifest last."""
+    with published(directory, MANIFEST, turn) as partial:
+        yield partial
+        inside = sorted(path for path in partial.rglob("*") if path.relative_to(partial).parts[0] != PARTIAL)
+        files = {path.relative_to(partial).as_posix(): path for path in inside if path.is_file()}
+        if MANIFEST not in files:
+            described = {name: _fingerprint(path) for name, path in files.items()}
+            files[MANIFEST] = partial / MANIFEST
+            files[MANIFEST].write_text(json.dumps({"format": FORMAT, "files": described}, indent=2) + "\n")
+        for path in files.values():
+            _sync_file(path)
+        for folder in [path for path in inside if path.is_dir() and not path.is_symlink()]:
+            fsync_directory(folder)
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

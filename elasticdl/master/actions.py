@@ -168,6 +168,11 @@ class Actions:
                 shutil.rmtree(left, ignore_errors=True)
         return str(final)
 
+    def sweep(self) -> None:
+        """The job is over: what was written of checkpoints that never came to be is of no use to anybody."""
+        for left in Path(self.checkpoint_dir).glob(f"{self.spec.job_name}.cut-*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
+
     def delete(self, directories: tuple[str, ...]) -> None:
         """Remove checkpoints that nobody goes back to any more; what cannot be removed stays."""
         for directory in directories:

@@ -78,7 +78,7 @@ def event_of(replica: str, message: pb.FromReplica) -> e.Event:
             return e.ModelEvaluated(replica, message.evaluated.version, message.evaluated.metrics)
         case "exported":
             x = message.exported
-            return e.ModelExported(replica, x.directory, x.error, x.audit)
+            return e.ModelExported(replica, x.directory, x.error, x.audit, x.number)
     raise ValueError(f"an empty message from {replica}")
 
 

@@ -60,13 +60,14 @@ class Master:
         starts: int, clock: Callable[[], float] = time.time, datasets: str = "",
     ) -> None:  # fmt: skip
         self.job, self.journal, self.cluster, self.actions = job, journal, cluster, actions
+        self.chronicle = Chronicle(journal.fact("started_at") or clock())
         self.brain: Brain | WorldBrain
         if isinstance(job, AllreduceJob):
-            self.brain = WorldBrain(job, actions.checkpoint_dir, str(actions.spec.output or ""))
+            run = int(self.chronicle.started_at * 1e6)
+            self.brain = WorldBrain(job, actions.checkpoint_dir, str(actions.spec.output or ""), run)
         else:
             self.brain = Brain(job, checkpoint_dir=actions.checkpoint_dir)
         self._clock, self._now, self._starts = clock, now, starts
-        self.chronicle = Chronicle(journal.fact("started_at") or clock())
         self._inbox: asyncio.Queue[e.Event] = asyncio.Queue()
         self._errands: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()  # of the cluster, in order
         self._deleting: dict[str, asyncio.Task[None]] = {}  # names of checkpoints that are about to be gone

@@ -75,6 +75,7 @@ async def run(
         if validation:
             log.info(loglines.evaluation_stopped())
         await master.end()
+        await asyncio.to_thread(actions.sweep)
         shown = MessageToDict(master.status(), preserving_proto_field_name=True)
         return {"outcome": job.outcome, "reason": job.reason, "status": shown}
     finally:

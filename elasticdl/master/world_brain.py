@@ -21,6 +21,7 @@ class WorldBrain:
     job: AllreduceJob
     checkpoint_dir: str = ""
     output: str = ""
+    run: int = 0  # tells this run of the job from others that write their model to the same place
 
     def decide(self, event: e.Event, now: float) -> list[Effect]:
         out: list[Effect] = []
@@ -50,10 +51,12 @@ class WorldBrain:
                 return [Send(name, settle) for name in names]
             case c.AskForStack(worker, reason):
                 return [Send(worker, pb.ToReplica(hung=pb.Hung(reason=reason)))]
-            case c.ExportModel(worker):
+            case c.ExportModel(worker, number):
                 directory = self.output if self.job.terms.export else ""
                 bad = [b.record for b in self.job.bad_records]
-                export = pb.Export(directory=directory, audit=self.job.terms.audit, bad_records=bad)
+                export = pb.Export(
+                    directory=directory, audit=self.job.terms.audit, bad_records=bad, number=number, run=self.run
+                )
                 return [Send(worker, pb.ToReplica(export=export))]
             case _:
                 return [command]

@@ -302,14 +302,16 @@ class Evaluated(_message.Message):
     def __init__(self, version: _Optional[int] = ..., metrics: _Optional[str] = ...) -> None: ...
 
 class Exported(_message.Message):
-    __slots__ = ("directory", "error", "audit")
+    __slots__ = ("directory", "error", "audit", "number")
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     directory: str
     error: str
     audit: str
-    def __init__(self, directory: _Optional[str] = ..., error: _Optional[str] = ..., audit: _Optional[str] = ...) -> None: ...
+    number: int
+    def __init__(self, directory: _Optional[str] = ..., error: _Optional[str] = ..., audit: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Formed(_message.Message):
     __slots__ = ("generation", "build_seconds", "copy_seconds", "copied_bytes")
@@ -605,14 +607,18 @@ class Save(_message.Message):
     def __init__(self, cut: _Optional[int] = ..., directory: _Optional[str] = ..., at: _Optional[int] = ...) -> None: ...
 
 class Export(_message.Message):
-    __slots__ = ("directory", "audit", "bad_records")
+    __slots__ = ("directory", "audit", "bad_records", "number", "run")
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     BAD_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     directory: str
     audit: bool
     bad_records: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, directory: _Optional[str] = ..., audit: bool = ..., bad_records: _Optional[_Iterable[int]] = ...) -> None: ...
+    number: int
+    run: int
+    def __init__(self, directory: _Optional[str] = ..., audit: bool = ..., bad_records: _Optional[_Iterable[int]] = ..., number: _Optional[int] = ..., run: _Optional[int] = ...) -> None: ...
 
 class Hung(_message.Message):
     __slots__ = ("reason",)

@@ -132,7 +132,7 @@ def work(spec: JobSpec, name: str, code: ModelFile, sources: Mapping[str, Source
             log.info(loss_line(loss, step))
 
     def export(directory: Path) -> None:
-        log.info("Wrote %s to %s", ", ".join(replica.export(directory)), directory)
+        log.info("Wrote %s", ", ".join(replica.export(directory)))
 
     _warm_up(replica, code, training, plan, spec.seed)
     if replica.device.type == "cpu":

@@ -432,11 +432,27 @@ def test_the_model_is_exported_when_every_step_is_done() -> None:
     it.receive(pb.ToReplica(export=pb.Export(directory="model", audit=True)))
     assert it.todo() is Todo.TRAIN
     assert it.todo(idle=True) is Todo.EXPORT
-    (exported,) = it.export_done("model", "", "all is well")
+    assert it.export is not None
+    (exported,) = it.export_done(it.export, "", "all is well")
     assert exported.exported.audit == "all is well"
     assert it.hello().hello.exported.directory == "model"
     assert it.todo(idle=True) is Todo.WAIT
     assert it.receive(pb.ToReplica(export=pb.Export(directory="model", audit=True))) == [exported]
+
+
+def test_what_was_said_of_a_request_to_export_answers_no_later_one() -> None:
+    it = training()
+    first, second = (pb.Export(directory="model", number=number) for number in (1, 3))
+    it.receive(pb.ToReplica(export=first))
+    it.receive(pb.ToReplica(export=second))  # while the first is being carried out
+    (late,) = it.export_done(first, "another process has begun", "")
+    assert (late.exported.number, it.hello().hello.exported.number) == (1, 1)
+    assert it.todo(idle=True) is Todo.EXPORT and it.export == second
+    (exported,) = it.export_done(second, "", "")
+    assert it.todo(idle=True) is Todo.WAIT
+    assert it.receive(pb.ToReplica(export=second)) == [exported]
+    assert it.receive(pb.ToReplica(export=pb.Export(directory="model", number=4))) == []
+    assert it.todo(idle=True) is Todo.EXPORT
 
 
 def test_a_pulse_says_what_the_training_thread_does_and_for_how_long() -> None:

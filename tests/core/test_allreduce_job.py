@@ -33,7 +33,7 @@ def test_max_step_ends_the_job_early() -> None:
 def test_the_model_is_exported_by_one_worker_at_the_end() -> None:
     play = Play(export=True)
     play.trains(W[0], W[1])
-    assert play.step(10) == [c.ExportModel(W[0])]
+    assert play.step(10) == [c.ExportModel(W[0], 1)]
     assert play.hear(e.ModelExported(W[1], "/m")) == [], "only from who was asked"
     out = play.hear(e.ModelExported(W[0], "/m", audit="every record once"))
     assert play.told(out) == ["audit: every record once", "the model is in /m"]
@@ -45,7 +45,7 @@ def test_a_lost_exporter_is_followed_by_another() -> None:
     play.trains(W[0], W[1])
     play.step(10)
     assert of(c.ExportModel, play.end(W[0])) == []
-    assert of(c.ExportModel, play.enter((1, 10))) == [c.ExportModel(W[1])]
+    assert of(c.ExportModel, play.enter((1, 10))) == [c.ExportModel(W[1], 2)]
 
 
 def test_an_exporter_whose_stream_broke_is_asked_again() -> None:
@@ -53,7 +53,33 @@ def test_an_exporter_whose_stream_broke_is_asked_again() -> None:
     play.trains(W[0], W[1])
     play.step(10)
     play.hear(e.ReplicaDropped(W[0], f"inc-{W[0]}"))
-    assert c.ExportModel(W[0]) in play.join(W[0], generation=1)
+    assert c.ExportModel(W[0], 1) in play.join(W[0], generation=1), "it is the same request"
+
+
+def test_an_exporter_that_is_asked_anew_does_not_fail_the_job_by_what_it_says_of_the_old_request() -> None:
+    """It had to give way to the one that was asked meanwhile."""
+    play = Play(export=True)
+    play.trains(W[0], W[1])
+    play.step(10)
+    play.hear(e.ReplicaDropped(W[0], f"inc-{W[0]}"))
+    play.hear(e.WorldBroken(W[1], 1, 10, "connection reset"))
+    assert of(c.ExportModel, play.enter((1, 10))) == [c.ExportModel(W[1], 2)], "of a world without it"
+    play.join(W[0])
+    play.enter((1, 10))
+    play.end(W[1])
+    assert of(c.ExportModel, play.enter((1, 10))) == [c.ExportModel(W[0], 3)]
+    assert play.hear(e.ModelExported(W[0], "/m", "another process has begun", number=1)) == []
+    play.hear(e.ModelExported(W[0], "/m", number=3))
+    assert play.job.outcome == "succeeded" and play.replayed() == play.job
+
+
+def test_what_an_older_master_heard_of_an_export_still_counts() -> None:
+    """Its journal knows no numbers."""
+    play = Play(export=True)
+    play.trains(W[0], W[1])
+    play.step(10)
+    play.hear(e.decode("ModelExported", f'{{"worker": "{W[0]}", "directory": "/m"}}'.encode()))
+    assert play.job.outcome == "succeeded" and play.job.exported == "/m"
 
 
 def test_a_model_that_cannot_be_written_fails_the_job() -> None:

@@ -236,7 +236,7 @@ def out_of_touch_at_the_end() -> Play:
 def test_the_audit_waits_for_a_worker_out_of_touch_which_may_have_set_records_aside() -> None:
     play = out_of_touch_at_the_end()
     play.hear(e.RecordLeftOut(W[1], 17, "record 17 of f", "torn"))
-    assert of(c.ExportModel, play.join(W[1], generation=1)) == [c.ExportModel(W[0])]
+    assert of(c.ExportModel, play.join(W[1], generation=1)) == [c.ExportModel(W[0], 1)]
     assert play.job.deadline() is None
     assert play.replayed() == play.job
 
@@ -256,13 +256,13 @@ def test_the_audit_waits_no_longer_than_a_worker_out_of_touch_goes_on() -> None:
     until = play.job.deadline()
     assert until == play.now - 1.0 + 10.0 + MARGIN_SECONDS
     assert not of(c.ExportModel, play.hear(e.TimePassed(), 10.0))
-    assert of(c.ExportModel, play.hear(e.TimePassed(), until - play.now)) == [c.ExportModel(W[0])]
+    assert of(c.ExportModel, play.hear(e.TimePassed(), until - play.now)) == [c.ExportModel(W[0], 1)]
 
 
 def test_the_audit_does_not_wait_for_a_worker_that_is_known_to_be_gone() -> None:
     play = out_of_touch_at_the_end()
     play.end(W[1])
-    assert of(c.ExportModel, play.enter((1, 10))) == [c.ExportModel(W[0])]
+    assert of(c.ExportModel, play.enter((1, 10))) == [c.ExportModel(W[0], 1)]
 
 
 @pytest.mark.parametrize("terms", [{"audit": True}, {"export": True, "max_bad_records": 2}])
@@ -270,4 +270,4 @@ def test_nobody_is_waited_for_where_nothing_can_be_set_aside_or_nobody_asks(term
     play = Play(**terms)
     play.trains(W[0], W[1])
     play.hear(e.ReplicaDropped(W[1], f"inc-{W[1]}"))
-    assert play.step(10, after=1.0) == [c.ExportModel(W[0])]
+    assert play.step(10, after=1.0) == [c.ExportModel(W[0], 1)]

@@ -455,7 +455,7 @@ def test_every_event_has_a_written_form() -> None:
         e.ReplicaHeldUp("a", "u", "unschedulable", "no room"),
         e.WorldConfirmed("a", 3, (2, 7)), e.WorldBroken("a", 3, 7, "why", ("b",), "d"),
         e.WorldFormed("a", 3, 0.1, 0.2, 5),
-        e.StepsCommitted("a", 3, 8, 0.5), e.ModelEvaluated("a", 8, "{}"), e.ModelExported("a", "d", "e", "x"),
+        e.StepsCommitted("a", 3, 8, 0.5), e.ModelEvaluated("a", 8, "{}"), e.ModelExported("a", "d", "e", "x", 2),
         e.WorkerHung("a", "why"),
         e.RecordLeftOut("a", 17, "record 17 of f", "why"),
     ]  # fmt: skip

@@ -61,7 +61,7 @@ class Worker:
     bereaved: History = ()  # what nobody else had when it left a world midway
     saves: dict[int, int] = field(default_factory=dict)
     wrote: dict[int, e.ServerWrote] = field(default_factory=dict)
-    export: bool = False
+    export: int = 0  # the request to do so
     exported: e.ModelExported | None = None
     up: bool = False  # there is a stream
     away_since: float = 0.0
@@ -95,9 +95,9 @@ class Worker:
             case c.SettleSave(cut):
                 self.saves.pop(cut, None)
                 self.wrote.pop(cut, None)
-            case c.ExportModel():
-                self.export = True
-                return [self.exported] if self.exported is not None else []
+            case c.ExportModel(_, number):
+                self.export = number
+                return [self.exported] if self.exported is not None and self.exported.number == number else []
         return []
 
     def _hear_of(self, generation: int) -> None:
@@ -495,9 +495,9 @@ class Worlds:
         return True
 
     def export(self, w: Worker) -> bool:
-        if not w.export or w.exported is not None:
+        if not w.export or (w.exported is not None and w.exported.number == w.export):
             return False
-        w.exported = e.ModelExported(w.name, "model")
+        w.exported = e.ModelExported(w.name, "model", number=w.export)
         self.say(w, w.exported)
         return True
 

@@ -1,6 +1,7 @@
 """Two exporters to one directory: the first is stopped before each thing that it does, while the second exports.
 
-Run by test_publishing.py: a process without threads, which may fork. It prints how many ways it has tried.
+Run by test_publishing.py: a process without threads, which may fork. It prints how many ways it has tried. Where a
+master numbers what it asks for, the second was asked later, whoever begins first.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from typing import Any
 
 from elasticdl.errors import DataError
 from elasticdl.frameworks import export
+from elasticdl.frameworks.publishing import Turn
 
 DONE, TOO_LATE, STOPPED = 0, 3, -1
 TELLING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "shutil.rmtree"}
 NEVER = 1000
+NUMBERED = "numbered" in sys.argv
+TURNS = {"old": Turn(6, 9), "first": Turn(7, 1), "second": Turn(7, 2)}  # the old one is another job's
 
 
 def write(directory: Path, who: str, stop_at: int = NEVER) -> int:
@@ -38,9 +42,14 @@ def write(directory: Path, who: str, stop_at: int = NEVER) -> int:
 
     sys.addaudithook(watch)
     try:
-        with export.into(directory, "torch", {"who": who}) as target:
-            for name in ("one", "two"):
-                target.path(name).write_text(who)
+        if NUMBERED:
+            with export.whole(directory, TURNS[who]) as folder:
+                for name, text in (("one", who), ("two", who), ("model.json", json.dumps({"who": who}))):
+                    (folder / name).write_text(text)
+        else:
+            with export.into(directory, "torch", {"who": who}) as target:
+                for name in ("one", "two"):
+                    target.path(name).write_text(who)
         status = DONE
     except DataError as error:
         assert "another process has begun to write the model since" in str(error)
@@ -85,7 +94,11 @@ def fresh(directory: Path) -> None:
 
 def check_end(directory: Path, winner: str) -> None:
     assert whole(directory) == winner, (whole(directory), winner)
-    assert {p.name for p in directory.iterdir()} == {"notes", "one", "two", "model.json", "manifest.json"}
+    found = {p.name for p in directory.iterdir()}
+    if NUMBERED:
+        assert {p.name for p in (directory / ".partial").iterdir()} == {"turn"}
+        found.remove(".partial")
+    assert found == {"notes", "one", "two", "model.json", "manifest.json"}
 
 
 def goes_on(directory: Path, first_at: int, second_at: int) -> tuple[bool, bool]:
@@ -93,7 +106,7 @@ def goes_on(directory: Path, first_at: int, second_at: int) -> tuple[bool, bool]
     fresh(directory)
     first = write(directory, "first", first_at)
     first_ended = wait(first)
-    has_begun = any((directory / ".partial").glob("*"))
+    has_begun = any((directory / ".partial").glob("*-*"))
     second = write(directory, "second", second_at)
     second_ended = wait(second)
     whole(directory)
@@ -105,7 +118,7 @@ def goes_on(directory: Path, first_at: int, second_at: int) -> tuple[bool, bool]
         second_ended = go_on(second)
     ends = {"first": first_ended, "second": second_ended}
     assert set(ends.values()) <= {DONE, TOO_LATE}, ends
-    if has_begun or not reached[0]:
+    if NUMBERED or has_begun or not reached[0]:
         assert second_ended == DONE, ends
         check_end(directory, "second")
     else:  # it was the first in name only

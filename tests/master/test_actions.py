@@ -95,6 +95,17 @@ def test_folders_of_cuts_that_were_given_up_go_with_the_next_checkpoint(tmp_path
     assert left == sorted([other.name, "version-40"]), "another job's are none of its business"
 
 
+def test_what_is_left_of_checkpoints_when_the_job_is_over_goes_and_those_stay(tmp_path: Path) -> None:
+    parts(tmp_path, 3)
+    actions(tmp_path).publish(command(3), [])
+    parts(tmp_path, 2)
+    parts(tmp_path, 4)
+    other = parts(tmp_path, 5, job="j2")
+    actions(tmp_path).sweep()
+    actions(tmp_path / "never made").sweep()
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([other.name, "version-40"])
+
+
 STATE = {"name": "model.safetensors", "bytes": 4, "crc32c": 7}
 
 

@@ -16,7 +16,7 @@ W = ("elasticdl-j-worker-0", "elasticdl-j-worker-1")
 
 def test_the_audit_hears_of_every_record_that_the_last_worker_to_come_back_set_aside() -> None:
     job = AllreduceJob.new(AllreduceTerms("j", 2, StepPlan(8, 4, 2, 1), audit=True, max_bad_records=2))
-    brain = WorldBrain(job)
+    brain = WorldBrain(job, run=77)
     brain.decide(e.MasterStarted(), 0.0)
     for name in W:
         brain.decide(e.ReplicaStarted(name, f"uid-{name}"), 0.0)
@@ -34,6 +34,9 @@ def test_the_audit_hears_of_every_record_that_the_last_worker_to_come_back_set_a
     heard = [x for event in events_of_hello(W[1], hello) for x in brain.decide(event, 4.0)]
     sent = [x for x in heard if isinstance(x, Send) and x.message.WhichOneof("body") == "export"]
     assert [(x.replica, list(x.message.export.bad_records)) for x in sent] == [(W[0], [5])]
+    assert [(x.message.export.run, x.message.export.number) for x in sent] == [(77, 1)]
+    said = events_of_hello(W[0], pb.Hello(replica=W[0], incarnation=W[0], exported=pb.Exported(number=1)))
+    assert e.ModelExported(W[0], "", number=1) in said
 
 
 def test_a_world_is_told_which_evaluations_need_not_be_said_again() -> None:

@@ -172,7 +172,8 @@ class SessionWorlds(Worlds):
             case Todo.SAVE:
                 self.save(w)
             case Todo.EXPORT:
-                self.tell(w, session.export_done("model", "", ""))
+                assert session.export is not None
+                self.tell(w, session.export_done(session.export, "", ""))
             case Todo.TRAIN | Todo.WAIT:
                 return False
         return True
