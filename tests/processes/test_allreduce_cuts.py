@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import shutil
@@ -64,12 +63,9 @@ def start(
 
 def check(job: RunningJob, description: Description, data: Path, saved: int | None = None) -> dict[str, Any]:
     allreduce.hurry(job)
-    status = allreduce.check(job, description, alone(description, data))
+    status = allreduce.check(job, description, allreduce.alone(description, data))
     check_one_world_at_a_time(job, saved)
     return status
-
-
-alone = functools.cache(allreduce.train_alone)
 
 
 def test_a_worker_that_the_master_cannot_reach_trains_on_until_a_world_without_it_begins(
