@@ -88,7 +88,7 @@ def test_a_second_death_while_the_world_is_rebuilt_changes_nothing(
     fault: str, rank: int, tmp_path: Path, data: Path
 ) -> None:
     job, hits = start(tmp_path, THREE, data, fault)
-    first = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 3)
+    first = job.wait_until(lambda s: allreduce.together(s, 3) and s.version >= 3)
     job.kill(first.world[rank], KILL)  # unless the fault has hit it
     job.wait_until(lambda s: hits.read_text().split() == [fault])
     job.wait_until(lambda s: s.version > first.version + 3)
@@ -100,7 +100,7 @@ def test_a_second_death_while_the_world_is_rebuilt_changes_nothing(
 def test_rank_0_is_killed_twice_in_a_row_and_then_once_more_before_anybody_came(tmp_path: Path, data: Path) -> None:
     """Down to one worker, and back."""
     job, _ = start(tmp_path, THREE, data, "")
-    status = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 3)
+    status = job.wait_until(lambda s: allreduce.together(s, 3) and s.version >= 3)
     last = status.world[2]
     pid = allreduce.worker_pids(job)[last]
     for left in (2, 1):
@@ -109,7 +109,7 @@ def test_rank_0_is_killed_twice_in_a_row_and_then_once_more_before_anybody_came(
         status = job.wait_until(lambda s, v=victim, b=before: v not in s.world and s.version > b.version)
         assert len(status.world) >= left
     assert last in status.world
-    full = job.wait_until(lambda s: len(s.world) == 3)
+    full = job.wait_until(lambda s: allreduce.together(s, 3))  # each of them holds the state
     assert allreduce.worker_pids(job)[last] == pid, "a survivor was started again"
     assert job.kill(full.world[0], KILL)
     job.wait_until(lambda s: s.generation > full.generation and s.version > full.version)

@@ -50,7 +50,7 @@ def since(job: RunningJob, at: float) -> list[Commit]:
 def test_while_the_master_is_away_steps_go_on(tmp_path: Path, data: Path) -> None:
     expected = allreduce.alone(PLAIN, data)
     job = start(tmp_path, "away", data)
-    before = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 2)
+    before = job.wait_until(lambda s: allreduce.together(s, 2) and s.version >= 3)
     pids = allreduce.worker_pids(job)
     died = kill_master(job)
     wait_for(lambda: min(Counter(c.worker for c in since(job, died)).values(), default=0) >= 10, job)
@@ -68,7 +68,7 @@ def test_while_the_master_is_away_steps_go_on(tmp_path: Path, data: Path) -> Non
 def test_who_dies_while_the_master_is_away_is_replaced_once_it_is_back(tmp_path: Path, data: Path) -> None:
     expected = allreduce.alone(PLAIN, data)
     job = start(tmp_path, "wait", data)
-    before = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 2)
+    before = job.wait_until(lambda s: allreduce.together(s, 2) and s.version >= 3)
     pids = allreduce.worker_pids(job)
     survivor, victim = before.world
     died = kill_master(job)
