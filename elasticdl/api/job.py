@@ -9,11 +9,11 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from elasticdl import faults
 from elasticdl.api import state_files
 from elasticdl.api.elastic import Elastic
 from elasticdl.api.evaluation import RecordEvaluation
-from elasticdl.api.terms import Hooks, Terms
+from elasticdl.api.terms import Hooks, Part, Terms
 from elasticdl.api.torch_model import Stateful, TorchModel
 from elasticdl.collective.buckets import BUCKET_FLOATS
 from elasticdl.collective.control import Alone, SharedSession, WorldControl
@@ -33,7 +33,7 @@ from elasticdl.core.steps import StepPlan
 from elasticdl.data.dataset import DataFile, Dataset
 from elasticdl.data.order import EpochOrder
 from elasticdl.data.ranges import epoch_order
-from elasticdl.errors import Problem, UsageError
+from elasticdl.errors import Problem, Unreachable, UsageError
 from elasticdl.frameworks.determinism import use_deterministic_algorithms
 from elasticdl.job import names
 from elasticdl.job.loglines import configure_logging
@@ -124,7 +124,7 @@ class Job:
         )
         control = self._control(trained.device, restore)
         terms = replace(terms_of(self.spec, plan), bucket_floats=bucket_floats)
-        elastic = Elastic(trained, terms, control, self._numbers(plan.records), hooks)
+        elastic = OwnLoop(trained, terms, control, self._numbers(plan.records), hooks)
         return elastic
 
     def _control(self, device: torch.device, restore: str | Path | None) -> SharedSession:
@@ -148,6 +148,28 @@ class Job:
         described = self._datasets.get("training")
         file = DataFile("records", 0, records)
         return numbering(self.spec, Dataset.from_json(described) if described else Dataset("", "records", (file,)))
+
+
+class OwnLoop(Elastic):
+    """The loop of a program that is not ours, and need not know what a lost master means: the program goes as if it had
+    been told to, and nobody counts that as a crash of its."""
+
+    def parts(self) -> Iterator[Part]:
+        try:
+            yield from super().parts()
+        except Unreachable as error:
+            _go(error)
+
+    def step(self, loss: float | torch.Tensor | None) -> bool:
+        try:
+            return super().step(loss)
+        except Unreachable as error:
+            _go(error)
+
+
+def _go(error: Unreachable) -> NoReturn:
+    log.error("%s", error)
+    raise SystemExit(128 + signal.SIGTERM) from error
 
 
 def connect(spec: JobSpec, replica: str, device: torch.device) -> WorldControl:

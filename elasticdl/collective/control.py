@@ -280,7 +280,10 @@ class WorldControl(SharedSession):
     def close(self) -> None:
         if self._thread.is_alive():
             closing = asyncio.run_coroutine_threadsafe(self._link.close(CLOSE_SECONDS), self._loop)
-            closing.result(CLOSE_SECONDS + 1)
+            try:
+                closing.result(CLOSE_SECONDS + 1)
+            except TimeoutError:  # who leaves in order has not crashed, however late its other thread is
+                log.warning("The control thread did not get to closing the stream within %g s", CLOSE_SECONDS + 1)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(CLOSE_SECONDS)
 

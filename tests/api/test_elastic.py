@@ -13,7 +13,11 @@ import torch
 
 import elasticdl.api as elasticdl
 from elasticdl.api.elastic import Elastic
-from elasticdl.api.job import Job
+from elasticdl.api.job import Job, OwnLoop, terms_of
+from elasticdl.api.torch_model import TorchModel
+from elasticdl.collective.control import Alone
+from elasticdl.collective.session import WorldSession
+from elasticdl.core.steps import StepPlan
 from elasticdl.data.dataset import DataFile, Dataset
 from elasticdl.errors import ElasticDLError, JobFailed, UsageError
 from elasticdl.job import names
@@ -62,6 +66,27 @@ def test_the_step_is_the_step_of_plain_torch_on_the_whole_batch() -> None:
             batch.clear()
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_a_step_complete_after_the_grace_is_not_committed_and_ends_a_program(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, now = torch.nn.Linear(1, 1), [0.0]
+    spec = JobSpec.model_validate({"minibatch_size": 20, "virtual_workers": 1})
+    session = WorldSession("alone", "one", 30.0)
+    control = Alone(session, lambda: now[0])
+    trained = TorchModel(model, torch.optim.SGD(model.parameters(), lr=0.1), None, None, None)
+    terms = terms_of(spec, StepPlan.of(spec, 20))
+    elastic = OwnLoop(trained, terms, control, lambda epoch, start, stop: np.arange(start, stop))
+    session.disconnected(now[0])
+    with pytest.raises(SystemExit) as end:
+        for part in elastic.parts():
+            loss = model(torch.ones(len(part), 1)).mean()
+            loss.backward()
+            now[0] = 31.0
+            elastic.step(loss)
+    assert end.value.code == 143 and "no word from the master for 30 s" in caplog.text
+    assert elastic.committed_steps == 0
 
 
 def test_a_part_that_is_not_answered_for_is_an_error() -> None:

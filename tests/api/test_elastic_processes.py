@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -90,11 +91,31 @@ def test_a_worker_that_is_slower_than_any_grace_is_waited_for(nursery: Nursery, 
 
 def test_what_a_program_does_between_its_steps_is_not_taken_for_a_part_of_one(nursery: Nursery, tmp_path: Path) -> None:
     with Conductor(nursery, tmp_path / "job", JobSpec.model_validate({**KNOBS, "max_step": 2})) as conductor:
-        worker = conductor.spawn(0, "tests.api.loop_program", {"LOOP_AFTER": "1"})
+        os.mkfifo(tmp_path / "after")
+        worker = conductor.spawn(0, "tests.api.loop_program", {"LOOP_AFTER": str(tmp_path / "after")})
         conductor.wait(lambda: worker.pulse is not None and worker.pulse.step == 1, "a pulse after the first step")
         conductor.wait(lambda: worker.pulse.seconds > 0.4, "a pulse in the middle of what comes then")
         assert (worker.pulse.step, worker.pulse.phase) == (1, "program"), "which may take --hang_seconds"
+        (tmp_path / "after").write_text("done")
         conductor.wait_for_step(2)
+
+
+@pytest.mark.parametrize("where", ["waiting", "training"])
+def test_a_program_whose_master_stays_away_goes_as_if_it_had_been_told_to(
+    where: str, nursery: Nursery, tmp_path: Path
+) -> None:
+    knobs = {"minibatch_size": 12, "num_workers": 1, "virtual_workers": 1, "master_grace_seconds": 1}
+    with Conductor(nursery, tmp_path / "job", JobSpec.model_validate(knobs)) as conductor:
+        conductor.wanted = 2 if where == "waiting" else 1
+        worker = spawn(conductor, 0, 1.5)  # longer than the grace: the program computes when it is over
+        conductor.wait(lambda: worker.hellos, "the worker")
+        if where == "training":
+            conductor.wait(lambda: worker.pulse is not None and worker.pulse.phase == "program", "a part")
+        conductor.stop()
+        assert worker.process.ended.wait(30), conductor.story()
+        told = worker.log.read_text()
+        assert worker.process.returncode == 143, told  # which nobody counts as a crash
+        assert re.search(r"\[ERROR\] .*no (word from the|master)", told) and "Traceback" not in told, told
 
 
 def test_a_kill_a_join_and_a_leave_change_nothing(

@@ -168,6 +168,26 @@ def test_told_to_go_the_worker_says_so(control: WorldControl, conductor: Conduct
     conductor.wait(lambda: worker.kinds("leaving"), "the word that it leaves")
 
 
+def test_a_control_thread_that_is_late_makes_no_crash_of_a_leave(
+    control: WorldControl, conductor: Conductor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("elasticdl.collective.control.CLOSE_SECONDS", 0.1)
+    enter(control)
+    busy, free = threading.Event(), threading.Event()
+
+    def hold_up(_reason: str) -> None:
+        busy.set()
+        free.wait(20)
+
+    with control.interruptible(hold_up):
+        conductor.tell(ME, shutdown=pb.Shutdown(reason="the job is over"))
+        assert busy.wait(5)
+        control.close()
+    assert "did not get to closing the stream within 1.1 s" in caplog.text
+    free.set()
+    control._thread.join(10)
+
+
 def test_alone_a_worker_is_its_own_world_until_every_step_is_done() -> None:
     alone = Alone(WorldSession("alone", "one", GRACE_SECONDS))
     assert alone.todo(idle=False) is Todo.CONFIRM

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster.kubernetes.keeper import Keeper
+from elasticdl.cluster.kubernetes.keeper import LEAVING_SECONDS, Keeper
 from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
@@ -60,7 +61,7 @@ def test_a_deleted_master_is_made_again_as_it_was(namespace: str, make: Make) ->
                 lease = Lease(api, namespace, "j", uid, owner)
                 await lease.acquire()
                 kubectl("delete", "pod", MASTER, "--wait=false", namespace=namespace)
-                await asyncio.sleep(2.5)
+                await asyncio.sleep(2.5 * LEAVING_SECONDS)  # the keeper looks at the Lease meanwhile, twice
                 assert (await asyncio.to_thread(master, namespace))["metadata"]["uid"] == uid, "it has its grace"
                 await lease.release()
             # From here on its pod is not waited for, which does not heed SIGTERM.
@@ -148,7 +149,7 @@ def test_a_keeper_that_is_sent_away_together_with_its_master_brings_that_back_fi
         keeper = await asyncio.create_subprocess_exec(sys.executable, *words, env=env, stderr=asyncio.subprocess.PIPE)
         assert keeper.stderr is not None
         try:
-            await asyncio.sleep(3)
+            await until(lambda: heeds_sigterm(keeper.pid), 30.0)
             kubectl("delete", "pod", MASTER, "--wait=false", "--grace-period=2", namespace=namespace)
             keeper.send_signal(signal.SIGTERM)
             _, said = await asyncio.wait_for(keeper.communicate(), 40)
@@ -160,6 +161,12 @@ def test_a_keeper_that_is_sent_away_together_with_its_master_brings_that_back_fi
         assert (await asyncio.to_thread(master, namespace))["metadata"]["uid"] != uid
 
     run(story(), 280)
+
+
+def heeds_sigterm(pid: int) -> bool:
+    """Whether the process has said what it does at SIGTERM: its bit is set among the signals that it catches."""
+    (caught,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def test_a_keeper_of_a_job_that_is_gone_ends(namespace: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,9 @@ def train_alone(description: Description, data: Path) -> tuple[dict[str, torch.T
     return state_files.snapshot(elastic.state()).fetched(), evaluations
 
 
+alone = functools.cache(train_alone)  # for tests of one module that share their data
+
+
 def start(
     tmp: Path, name: str, description: Description, data: Path, *flags: str, part_seconds: float = 0.0,
     checkpoint_seconds: float = 0.0, checkpoint_steps: int | None = None, **env: str,
@@ -118,11 +123,17 @@ def hurry(job: RunningJob) -> None:
 
 def scale(job: RunningJob, workers: int) -> None:
     """The master has heard that there are to be so many workers; when they are there, the job's status tells."""
-    command = [sys.executable, "-m", "elasticdl", "scale", job.paths.job_name, f"--workers={workers}", "--timeout=0"]
-    done = subprocess.run(
-        [*command, f"--state_dir={job.paths.state_dir}"], cwd=harness.ROOT, capture_output=True, text=True, timeout=150
-    )
+    until = time.monotonic() + job.deadline_seconds
+    done = scaled(job, f"--workers={workers}", "--timeout=0")
+    while "did not answer" in done.stderr and time.monotonic() < until:  # within its 5 s, where all are busy importing
+        done = scaled(job, f"--workers={workers}", "--timeout=0")
     assert done.returncode == 0, f"{done.stderr}\n{job.story()}"
+
+
+def scaled(job: RunningJob, *words: str) -> subprocess.CompletedProcess[str]:
+    """What `elasticdl scale` says to this."""
+    command = [sys.executable, "-m", "elasticdl", "scale", job.paths.job_name, f"--state_dir={job.paths.state_dir}"]
+    return subprocess.run([*command, *words], cwd=harness.ROOT, capture_output=True, text=True, timeout=150)
 
 
 def together(status: pb.Status, workers: int) -> bool:
@@ -179,4 +190,5 @@ def show(status: dict[str, Any]) -> str:
     return json.dumps(status, indent=1)
 
 
+BROKE = "The world broke at step"  # what a worker says of it; it also says when the stream to its master breaks
 TERM, KILL, STOP, CONT = signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT

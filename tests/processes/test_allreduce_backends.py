@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 from pathlib import Path
@@ -21,7 +20,6 @@ pytestmark = [
 
 # The epoch ends in the middle of a step, which itself does not divide by the virtual workers.
 DIGITS = Description("digits_keras", records=205, minibatch=9, evaluation_steps=7)
-alone = functools.cache(allreduce.train_alone)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_undisturbed_workers_train_what_one_process_alone_does(tmp_path: Path, data: Path) -> None:
     job = allreduce.start(tmp_path, "calm", DIGITS, data)
-    status = allreduce.check(job, DIGITS, alone(DIGITS, data))
+    status = allreduce.check(job, DIGITS, allreduce.alone(DIGITS, data))
     assert int(status["generation"]) <= 2, "somebody disturbed them"  # 2: one came after the other
     exported = json.loads((tmp_path / "calm-model" / "model.json").read_text())
     assert exported["framework"] == f"keras-{BACKEND}"
@@ -47,5 +45,5 @@ def test_a_worker_killed_in_the_midst_changes_nothing(tmp_path: Path, data: Path
     back = job.wait_until(lambda s: allreduce.together(s, 2))
     assert back.version < DIGITS.steps, "its successor had nothing left to train"
     assert allreduce.worker_pids(job)[survivor] == before[survivor], "the survivor was started again"
-    status = allreduce.check(job, DIGITS, alone(DIGITS, data))
+    status = allreduce.check(job, DIGITS, allreduce.alone(DIGITS, data))
     assert int(status.get("repeated_batches", 0)) == 0

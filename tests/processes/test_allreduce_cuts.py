@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import shutil
@@ -64,19 +63,16 @@ def start(
 
 def check(job: RunningJob, description: Description, data: Path, saved: int | None = None) -> dict[str, Any]:
     allreduce.hurry(job)
-    status = allreduce.check(job, description, alone(description, data))
+    status = allreduce.check(job, description, allreduce.alone(description, data))
     check_one_world_at_a_time(job, saved)
     return status
-
-
-alone = functools.cache(allreduce.train_alone)
 
 
 def test_a_worker_that_the_master_cannot_reach_trains_on_until_a_world_without_it_begins(
     tmp_path: Path, data: Path, proxy: Proxy
 ) -> None:
     job = start(tmp_path, SHORT, data, proxy, *PATIENT, part_seconds=0.12)
-    first = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 3)
+    first = job.wait_until(lambda s: allreduce.together(s, 3) and s.version >= 3)
     proxy.refuse()
     away = job.wait_until(lambda s: any(r.name == CUT and r.state == "lost touch" for r in s.replicas))
     later = job.wait_until(lambda s: s.version > away.version + 2)
@@ -94,7 +90,7 @@ def test_a_worker_that_the_master_cannot_reach_trains_on_until_a_world_without_i
 
 def test_a_worker_whose_words_are_lost_on_the_way_is_replaced(tmp_path: Path, data: Path, proxy: Proxy) -> None:
     job = start(tmp_path, THREE, data, proxy)
-    first = job.wait_until(lambda s: s.version >= 8 and len(s.world) == 3)
+    first = job.wait_until(lambda s: allreduce.together(s, 3) and s.version >= 8)
     proxy.freeze()
     without = job.wait_until(lambda s: CUT not in s.world and s.version > first.version)
     assert without.generation > first.generation
@@ -109,7 +105,7 @@ def test_a_worker_whose_words_are_lost_on_the_way_is_replaced(tmp_path: Path, da
 def test_who_alone_holds_the_state_and_is_out_of_touch_is_waited_for(tmp_path: Path, data: Path, proxy: Proxy) -> None:
     """Somebody else is ready, and there is nothing to go on from: it does not begin anew."""
     job = start(tmp_path, PLAIN, data, proxy, *PATIENT)
-    first = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 2)
+    first = job.wait_until(lambda s: allreduce.together(s, 2) and s.version >= 3)
     proxy.refuse()
     job.wait_until(lambda s: any(r.name == CUT and r.state == "lost touch" for r in s.replicas))
     (victim,) = set(first.world) - {CUT}
@@ -129,7 +125,7 @@ def test_who_is_out_of_touch_for_too_long_stops_before_the_others_go_on_without_
     """Nobody of the world is left that could say that it commits nothing any more: the grace has to run out."""
     flags = ("--master_grace_seconds=5", "--reconnect_seconds=120")
     job = start(tmp_path, PLAIN, data, proxy, *flags, checkpoint_seconds=1)
-    first = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 2 and bool(s.checkpoint))
+    first = job.wait_until(lambda s: allreduce.together(s, 2) and s.version >= 3 and bool(s.checkpoint))
     proxy.refuse()
     away = job.wait_until(lambda s: any(r.name == CUT and r.state == "lost touch" for r in s.replicas))
     (victim,) = set(first.world) - {CUT}
@@ -172,7 +168,7 @@ def test_a_whole_world_that_is_cut_off_in_silence_stops_before_another_begins(
 def test_a_master_that_stands_still_for_a_while_takes_nobody_for_hung(tmp_path: Path, data: Path) -> None:
     """Everybody is silent for longer than a hung worker may be, and nobody is hung."""
     job = allreduce.start(tmp_path, "still", PLAIN, data, EVERY_STEP, part_seconds=0.06)
-    first = job.wait_until(lambda s: s.version >= 8 and len(s.world) == 2)
+    first = job.wait_until(lambda s: allreduce.together(s, 2) and s.version >= 8)
     master = job.replicas()["elasticdl-still-master"]
     master.send_signal(STOP)
     before = commits(job)[-1]
@@ -203,7 +199,7 @@ def test_peers_that_cannot_reach_each_other_go_on_one_by_one_until_they_can(tmp_
     rule("del", "pref", "0")
     flags = (EVERY_STEP, "--master_grace_seconds=5")
     job = allreduce.start(tmp_path, "peers", PLAIN, data, *flags, part_seconds=0.06, CUT_HOSTS="1")
-    first = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 2)
+    first = job.wait_until(lambda s: allreduce.together(s, 2) and s.version >= 3)
     rule("add", "pref", "50", "to", "127.0.1.0/24", "blackhole")
     parted = job.wait_until(lambda s: len(s.world) == 1 and s.version > first.version + 1)
     rule("del", "pref", "50")
@@ -226,7 +222,7 @@ def test_a_network_that_falls_silent_while_the_state_is_copied_breaks_the_world_
         tmp_path, "copy", PLAIN, data, EVERY_STEP, part_seconds=0.06, CUT_HOSTS="1",
         ELASTICDL_FAULTS=f"worker.copying@{comer}:1=STOP", ELASTICDL_FAULT_LOG=str(hits),
     )  # fmt: skip
-    first = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 2)
+    first = job.wait_until(lambda s: allreduce.together(s, 2) and s.version >= 3)
     allreduce.scale(job, 3)
     job.wait_until(lambda s: hits.exists() and comer in s.world)
     rule("add", "pref", "50", "to", "127.0.1.0/24", "blackhole")  # before it can say that it has the state

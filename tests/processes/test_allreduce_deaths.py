@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from pathlib import Path
 
@@ -20,7 +19,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.long]
 TWO = Description(epochs=8, evaluation_steps=50)
 THREE = Description(epochs=8, workers=3, minibatch=11, evaluation_steps=50)
 MASTER = "elasticdl-deaths-master"
-alone = functools.cache(allreduce.train_alone)
 
 
 def start(
@@ -70,7 +68,7 @@ def test_who_dies_over_a_checkpoint_leaves_the_one_before_it(fault: str, tmp_pat
     since = [int(step) for generation, step in begun if int(generation) > seen.generation]
     assert since and min(since) >= max(there), "from a checkpoint, and not from the beginning"
     visible(checkpoints)
-    status = allreduce.check(job, TWO, alone(TWO, data))
+    status = allreduce.check(job, TWO, allreduce.alone(TWO, data))
     assert int(status.get("repeated_batches", 0)) < TWO.steps
     visible(checkpoints)
     assert not list(checkpoints.glob("*.partial")), "what was not finished is gone"
@@ -90,11 +88,11 @@ def test_a_second_death_while_the_world_is_rebuilt_changes_nothing(
     fault: str, rank: int, tmp_path: Path, data: Path
 ) -> None:
     job, hits = start(tmp_path, THREE, data, fault)
-    first = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 3)
+    first = job.wait_until(lambda s: allreduce.together(s, 3) and s.version >= 3)
     job.kill(first.world[rank], KILL)  # unless the fault has hit it
     job.wait_until(lambda s: hits.read_text().split() == [fault])
     job.wait_until(lambda s: s.version > first.version + 3)
-    status = allreduce.check(job, THREE, alone(THREE, data))
+    status = allreduce.check(job, THREE, allreduce.alone(THREE, data))
     assert int(status.get("repeated_batches", 0)) == 0, "somebody was left all the time"
     assert int(status["losses"]) >= 2
 
@@ -102,7 +100,7 @@ def test_a_second_death_while_the_world_is_rebuilt_changes_nothing(
 def test_rank_0_is_killed_twice_in_a_row_and_then_once_more_before_anybody_came(tmp_path: Path, data: Path) -> None:
     """Down to one worker, and back."""
     job, _ = start(tmp_path, THREE, data, "")
-    status = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 3)
+    status = job.wait_until(lambda s: allreduce.together(s, 3) and s.version >= 3)
     last = status.world[2]
     pid = allreduce.worker_pids(job)[last]
     for left in (2, 1):
@@ -111,9 +109,9 @@ def test_rank_0_is_killed_twice_in_a_row_and_then_once_more_before_anybody_came(
         status = job.wait_until(lambda s, v=victim, b=before: v not in s.world and s.version > b.version)
         assert len(status.world) >= left
     assert last in status.world
-    full = job.wait_until(lambda s: len(s.world) == 3)
+    full = job.wait_until(lambda s: allreduce.together(s, 3))  # each of them holds the state
     assert allreduce.worker_pids(job)[last] == pid, "a survivor was started again"
     assert job.kill(full.world[0], KILL)
     job.wait_until(lambda s: s.generation > full.generation and s.version > full.version)
-    found = allreduce.check(job, THREE, alone(THREE, data))
+    found = allreduce.check(job, THREE, allreduce.alone(THREE, data))
     assert int(found.get("repeated_batches", 0)) == 0

@@ -23,11 +23,6 @@ AWAY_SECONDS = 40.0  # below --master_grace_seconds
 STANDSTILL_SECONDS = 2.0  # many steps
 
 
-@pytest.fixture(scope="module")
-def alone(data: Path):
-    return allreduce.train_alone(PLAIN, data)
-
-
 def start(tmp: Path, name: str, data: Path) -> RunningJob:
     return allreduce.start(tmp, name, PLAIN, data, "--log_loss_steps=1", part_seconds=0.03)
 
@@ -52,9 +47,10 @@ def since(job: RunningJob, at: float) -> list[Commit]:
     return [c for c in commits(job) if c.at > at]
 
 
-def test_while_the_master_is_away_steps_go_on(tmp_path: Path, data: Path, alone) -> None:
+def test_while_the_master_is_away_steps_go_on(tmp_path: Path, data: Path) -> None:
+    expected = allreduce.alone(PLAIN, data)
     job = start(tmp_path, "away", data)
-    before = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 2)
+    before = job.wait_until(lambda s: allreduce.together(s, 2) and s.version >= 3)
     pids = allreduce.worker_pids(job)
     died = kill_master(job)
     wait_for(lambda: min(Counter(c.worker for c in since(job, died)).values(), default=0) >= 10, job)
@@ -64,20 +60,21 @@ def test_while_the_master_is_away_steps_go_on(tmp_path: Path, data: Path, alone)
     job.process.send_signal(CONT)
     after = job.wait_until(lambda s: s.master_starts == 2 and s.version > found[-1].step)
     assert after.generation == before.generation and allreduce.worker_pids(job) == pids
-    status = allreduce.check(job, PLAIN, alone)
+    status = allreduce.check(job, PLAIN, expected)
     assert int(status["generation"]) == int(before.generation), "nobody left, so no world changed"
     assert int(status.get("repeated_batches", 0)) == 0
 
 
-def test_who_dies_while_the_master_is_away_is_replaced_once_it_is_back(tmp_path: Path, data: Path, alone) -> None:
+def test_who_dies_while_the_master_is_away_is_replaced_once_it_is_back(tmp_path: Path, data: Path) -> None:
+    expected = allreduce.alone(PLAIN, data)
     job = start(tmp_path, "wait", data)
-    before = job.wait_until(lambda s: s.version >= 3 and len(s.world) == 2)
+    before = job.wait_until(lambda s: allreduce.together(s, 2) and s.version >= 3)
     pids = allreduce.worker_pids(job)
     survivor, victim = before.world
     died = kill_master(job)
     wait_for(lambda: bool(since(job, died)), job)
     assert job.kill(victim, KILL)
-    wait_for(lambda: "The world broke at step" in allreduce.story_of(job, survivor), job)
+    wait_for(lambda: allreduce.BROKE in allreduce.story_of(job, survivor), job)
     last = commits(job)[-1]
     with pytest.raises(subprocess.TimeoutExpired):
         job.process.wait(STANDSTILL_SECONDS)
@@ -86,7 +83,7 @@ def test_who_dies_while_the_master_is_away_is_replaced_once_it_is_back(tmp_path:
     job.process.send_signal(CONT)
     job.wait_until(lambda s: allreduce.together(s, 2) and s.version > last.step)
     assert allreduce.worker_pids(job)[survivor] == pids[survivor]
-    status = allreduce.check(job, PLAIN, alone)
+    status = allreduce.check(job, PLAIN, expected)
     first = since(job, last.at)[0]
     assert first.at > back and first.worker == survivor and first.generation > before.generation
     assert int(status.get("repeated_batches", 0)) == 0 and int(status["master_starts"]) == 2

@@ -76,4 +76,4 @@ def test_a_standby_that_dies_disturbs_nobody_and_another_takes_the_place_of_a_wo
     allreduce.hurry(job)
     allreduce.check(job, PLAIN, allreduce.train_alone(PLAIN, data))
     for name in (stays, other):
-        assert "broke" not in allreduce.story_of(job, name), "a leave at the end of a step breaks nothing"
+        assert allreduce.BROKE not in allreduce.story_of(job, name), "a leave at the end of a step breaks nothing"

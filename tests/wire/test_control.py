@@ -130,5 +130,25 @@ def test_leases_come_in_order_and_go_when_the_master_takes_them(host: Host, star
     assert control.wait_for_work() is None and control.over()
 
 
+def test_a_control_thread_that_is_late_makes_no_crash_of_a_leave(
+    host: Host, started: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    control = started()
+    host.hear(e.ReplicaJoined)
+    busy, free = threading.Event(), threading.Event()
+
+    def hold_up() -> None:
+        busy.set()
+        free.wait(20)
+
+    control.on_change(hold_up)
+    host.send(shutdown=pb.Shutdown(reason="over"))
+    assert busy.wait(5)
+    control.close(0.1)
+    assert "did not get to closing the stream within 1.1 s" in caplog.text
+    free.set()
+    control._thread.join(10)
+
+
 def test_a_control_that_never_started_closes() -> None:
     Control(Session(NAME, "one", 2), "127.0.0.1:1", TOKEN, 1.0).close()
