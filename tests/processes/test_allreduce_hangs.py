@@ -54,7 +54,7 @@ def test_a_worker_that_hangs_in_the_model_is_named_with_its_stack_and_replaced(
         tmp_path, "hangs", replace(PLAIN, model="hanging"), data, EVERY_STEP, part_seconds=0.03,
         HANG=how, HANG_FILE=str(file),
     )  # fmt: skip
-    first = job.wait_until(lambda s: s.version >= 8 and len(s.world) == 2)
+    first = job.wait_until(lambda s: s.version >= 8 and allreduce.together(s, 2))
     hung, survivor = first.world
     pids = allreduce.worker_pids(job)
     file.write_text(hung)
@@ -81,7 +81,7 @@ def test_a_worker_that_hangs_and_is_then_told_to_go_is_replaced_and_nothing_is_l
         tmp_path, "told", replace(PLAIN, model="hanging"), data, EVERY_STEP, part_seconds=0.03,
         HANG="spin", HANG_FILE=str(file),
     )  # fmt: skip
-    first = job.wait_until(lambda s: s.version >= 8 and len(s.world) == 2)
+    first = job.wait_until(lambda s: s.version >= 8 and allreduce.together(s, 2))
     hung, survivor = first.world
     pid = allreduce.worker_pids(job)[survivor]
     file.write_text(hung)
@@ -120,7 +120,7 @@ def test_a_worker_that_nothing_gets_out_of_an_exchange_is_replaced_and_nothing_i
 
 def test_a_worker_that_is_stopped_is_replaced_and_says_where_it_stood(tmp_path: Path, data: Path, alone) -> None:
     job = allreduce.start(tmp_path, "hang", PLAIN, data, EVERY_STEP, part_seconds=0.03)
-    first = job.wait_until(lambda s: s.version >= 8 and len(s.world) == 2)
+    first = job.wait_until(lambda s: s.version >= 8 and allreduce.together(s, 2))
     stopped = first.world[0]
     assert job.kill(stopped, STOP)
     went_on = job.wait_until(lambda s: stopped not in s.world and s.version > first.version)
@@ -149,7 +149,7 @@ def test_a_worker_that_goes_on_ten_steps_after_it_was_given_up_is_fenced_off_and
     if fault:
         first = job.wait_until(lambda s: hits.read_text().split() == [fault])
     else:
-        first = job.wait_until(lambda s: s.version >= 8 and len(s.world) == 2)
+        first = job.wait_until(lambda s: s.version >= 8 and allreduce.together(s, 2))
         assert job.kill(stopped, STOP)
     worker = job.replicas()[stopped]
     job.process.send_signal(STOP)
