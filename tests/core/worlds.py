@@ -468,6 +468,7 @@ class Worlds:
         others = [p for p in self.workers.values() if p is not w and p.alive and p.state[1] >= w.state[1] - 1]
         last = w.generation == max(self.starts, default=0)
         known = last and w.formed and self.terms.least == 1 and self.job.step > 0 and w.state[1] > 0
+        known = known and len(self.worlds[w.generation]) > 1  # else there was nobody to be bereaved of
         w.bereaved = w.history if midway and known and not others else ()
 
     def go(self, w: Worker) -> None:
