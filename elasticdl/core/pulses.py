@@ -62,9 +62,10 @@ class Pulses:
 
     def hung(self, members: Iterable[str], now: float, others: Collection[str] = ()) -> list[tuple[str, str, float]]:
         """Who of these stands still, how to say so, and since when. Who waits for others is not. For `others`, who are
-        in no world, nobody waits: as long as they say something, they may take their time."""
-        found, limit = [], self.limit_seconds
+        in no world, nobody waits: they may take their time, and be silent for long, as a program is that pickles."""
+        found = []
         for name in (*members, *others):
+            limit = self.hang_seconds if name in others else self.limit_seconds
             beat = self.beats.get(name)
             if beat is None:
                 continue
@@ -104,6 +105,6 @@ class Pulses:
     def deadline(self, members: Iterable[str], others: Iterable[str] = ()) -> float | None:
         """When somebody may turn out to be hung."""
         beats = [self.beats[n] for n in members if n in self.beats]
-        silent = [*beats, *(self.beats[n] for n in others if n in self.beats)]
-        times = [b.heard + self.limit_seconds for b in silent] + [b.since + self._limit_of(b.phase) for b in beats]
+        times = [b.heard + self.limit_seconds for b in beats] + [b.since + self._limit_of(b.phase) for b in beats]
+        times += [self.beats[n].heard + self.hang_seconds for n in others if n in self.beats]
         return min(times, default=None)
