@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import gzip
 import struct
+import threading
 import zlib
 from array import array
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +31,7 @@ DEFAULT_CHUNK_BYTES = 64 * 1024
 _HEADER = struct.Struct("<5I")
 _LENGTH = struct.Struct("<I")
 _MAX_SPAN_BYTES = 8 * 1024 * 1024
+_KEPT_BYTES = 32 * 1024 * 1024
 _NEWER_COPY = "Copy or convert the file again, and run `elasticdl data verify` on the copy."
 
 
@@ -42,6 +45,32 @@ def _gzip(data: bytes) -> bytes:
 
 _COMPRESS: dict[int, Callable[[bytes], bytes]] = {0: bytes, 1: snappy.compress, 2: _gzip}
 _DECOMPRESS: dict[int, Callable[[memoryview], bytes | bytearray]] = {0: bytes, 1: snappy.decompress, 2: _gunzip}
+
+
+class Kept:
+    """Chunks as they unpack, of all files of a process, those used last. Neighbouring ranges often share one, and the
+    next epoch has use for all of a small data set."""
+
+    def __init__(self, most_bytes: int = _KEPT_BYTES) -> None:
+        self._most, self._bytes = most_bytes, 0
+        self._chunks: OrderedDict[tuple[object, int], bytes | bytearray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[object, int]) -> bytes | bytearray | None:
+        with self._lock:
+            if key in self._chunks:
+                self._chunks.move_to_end(key)
+            return self._chunks.get(key)
+
+    def put(self, key: tuple[object, int], raw: bytes | bytearray) -> None:
+        with self._lock:
+            self._bytes += len(raw) - len(self._chunks.pop(key, b""))
+            self._chunks[key] = raw
+            while self._bytes > self._most and len(self._chunks) > 1:  # the last one always: others write large ones
+                self._bytes -= len(self._chunks.popitem(last=False)[1])
+
+
+_KEPT = Kept()
 
 
 class RecordIOWriter(RecordWriter):
@@ -79,7 +108,7 @@ class RecordIOFile(RecordFile):
         self.size_bytes = self._handle.size_bytes
         self._offsets, self._ends = _index(self._handle)
         self.records = self._ends[-1]
-        self._last: tuple[int, bytes | bytearray] = (-1, b"")  # neighbouring ranges often share a chunk
+        self._token = object()  # its own among the files whose chunks are kept
 
     def read(self, start: int, end: int) -> list[Record]:
         first, last = bisect_right(self._ends, start), bisect_right(self._ends, end - 1)
@@ -101,12 +130,12 @@ class RecordIOFile(RecordFile):
             before = self._ends[number - 1] if number else 0
             count = self._ends[number] - before
             offset = self._offsets[number]
-            cached, raw = self._last
-            if cached != number:
+            raw = _KEPT.get((self._token, number))
+            if raw is None:
                 if span is None:
                     span = memoryview(self._handle.pread(self._offsets[stop] - base, base))
                 raw = self._unpack(span[offset - base : self._offsets[number + 1] - base], offset)
-                self._last = (number, raw)
+                _KEPT.put((self._token, number), raw)
             low, high = max(start - before, 0), min(end - before, count)
             records = split_records(raw, count, low, high)
             if records is None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from elasticdl.data import snappy
 from elasticdl.data.reader import open_reader
-from elasticdl.data.recordio import RecordIOFile, RecordIOWriter
+from elasticdl.data.recordio import Kept, RecordIOFile, RecordIOWriter
 from elasticdl.errors import DataError
 
 ORIGINAL = Path(__file__).parents[3] / "shared" / "data" / "recordio_v1" / "mixed-1000.recordio"
@@ -172,3 +172,31 @@ def test_a_file_that_shrinks_while_it_is_read_says_so(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(DataError, match="while it was read"):
         opened.read(1, 2)
+
+
+def test_chunks_used_last_are_kept_up_to_a_limit() -> None:
+    kept, file, other = Kept(most_bytes=10), object(), object()
+    for number in range(3):
+        kept.put((file, number), bytes(3))
+    assert kept.get((file, 0)) == bytes(3), "used last now"
+    kept.put((other, 0), bytes(4))
+    assert [kept.get((file, number)) is not None for number in range(3)] == [True, False, True]
+    kept.put((other, 0), bytes(1))
+    kept.put((file, 1), bytes(3))
+    assert kept.get((file, 0)) and kept.get((file, 2)), "there is room again"
+    kept.put((file, 3), bytes(11))
+    assert [kept.get((file, number)) is not None for number in range(4)] == [False, False, False, True]
+
+
+def test_a_small_file_is_read_from_disk_once(tmp_path: Path) -> None:
+    path = tmp_path / "small.recordio"
+    with RecordIOWriter(path, chunk_bytes=100) as writer:
+        for number in range(200):
+            writer.write(b"%03d" % number)
+    file = RecordIOFile(path)
+    expected = [b"%03d" % number for number in range(200)]
+    assert file.read(0, 200) == expected
+    path.write_bytes(bytes(path.stat().st_size))
+    assert file.read(0, 200) == expected
+    with pytest.raises(DataError):
+        RecordIOFile(path)
