@@ -277,15 +277,15 @@ class WorldControl(SharedSession):
     def start(self) -> None:
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
         if self._thread.is_alive():
-            closing = asyncio.run_coroutine_threadsafe(self._link.close(CLOSE_SECONDS), self._loop)
+            closing = asyncio.run_coroutine_threadsafe(self._link.close(seconds), self._loop)
             try:
-                closing.result(CLOSE_SECONDS + 1)
+                closing.result(seconds + 1)
             except TimeoutError:  # who leaves in order has not crashed, however late its other thread is
-                log.warning("The control thread did not get to closing the stream within %g s", CLOSE_SECONDS + 1)
+                log.warning("The control thread did not get to closing the stream within %g s", seconds + 1)
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(CLOSE_SECONDS)
+            self._thread.join(seconds)
 
     def leave(self) -> None:
         """A signal's handler runs in the middle of anything the training thread does: the control thread sees to it."""

@@ -169,9 +169,8 @@ def test_told_to_go_the_worker_says_so(control: WorldControl, conductor: Conduct
 
 
 def test_a_control_thread_that_is_late_makes_no_crash_of_a_leave(
-    control: WorldControl, conductor: Conductor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    control: WorldControl, conductor: Conductor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("elasticdl.collective.control.CLOSE_SECONDS", 0.1)
     enter(control)
     busy, free = threading.Event(), threading.Event()
 
@@ -182,7 +181,7 @@ def test_a_control_thread_that_is_late_makes_no_crash_of_a_leave(
     with control.interruptible(hold_up):
         conductor.tell(ME, shutdown=pb.Shutdown(reason="the job is over"))
         assert busy.wait(5)
-        control.close()
+        control.close(0.1)
     assert "did not get to closing the stream within 1.1 s" in caplog.text
     free.set()
     control._thread.join(10)
