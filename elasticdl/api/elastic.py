@@ -61,7 +61,7 @@ class Elastic:
         more = len(self._witness)
         self._sums = TreeSums(model, more) if terms.deterministic else PlainSums(model, more, terms.bucket_floats)
         apart = isinstance(control, Alone) or model.device.type != "cpu"
-        shared = segment(self._sums.size) if isinstance(self._sums, PlainSums) and not apart else None
+        shared = None if apart else segment(self._sums.size)
         self._formation = Formation(
             control, terms.host, terms.plan.parts, self.state, self._load,
             torch.device("cpu") if terms.deterministic else model.device, shared,

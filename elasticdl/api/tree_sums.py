@@ -25,6 +25,8 @@ class TreeSums:
         self._model, self._more = model, more
         model.room = 1 + more
         self._weight = 1.0  # of the current part
+        self._last = False
+        self._place: torch.Tensor | None = None  # that others read: where the sum of all parts is made
         self.forget(1)
 
     @property
@@ -39,9 +41,15 @@ class TreeSums:
         """Which virtual workers of a run have yet to be computed."""
         return self._sums.missing(start, stop)
 
+    @property
+    def size(self) -> int:
+        return self._model.size + 1 + self._more
+
     def begin(self, weight: float, group: Group, last: bool) -> None:
         """A part is about to be computed."""
         self._weight = weight
+        self._place = group.shared.mine if group.shared is not None else self._place
+        self._last = last and group.shared is not None
 
     def lessen(self, factor: float) -> None:
         """The part that is about to be computed counts less than was said."""
@@ -55,7 +63,7 @@ class TreeSums:
             vector[size + 1 :] = 0.0
             vector[size + 1 :][torch.as_tensor(records, device=vector.device)] = 1.0
         (virtual,) = virtuals
-        self._sums.add(virtual, vector)
+        self._sums.add(virtual, vector, self._place if self._last else None)
 
     def abandon(self, virtuals: Sequence[int]) -> None:
         """The part that was begun gives nothing."""
@@ -64,14 +72,14 @@ class TreeSums:
 
     def skip(self, virtual: int) -> None:
         """A part without records is zeros."""
-        self._sums.add(virtual, torch.zeros(self._model.size + 1 + self._more, device=self._model.device))
+        self._sums.add(virtual, torch.zeros(self.size, device=self._model.device))
 
     def total(self, group: Group, run: tuple[int, int], flag: bool) -> tuple[torch.Tensor, bool]:
         """The sum over all parts, and whether any worker's flag was set."""
-        total, flagged = tree_total(group, self._sums.nodes(*run), self.virtual, flag)
-        if self.virtual > 1:
-            total[: self._model.size + 1] /= self.virtual
-        return total, flagged
+        nodes = self._sums.nodes(*run)
+        if group.alone:  # the sum will be the node; an optimizer may keep a part of it
+            nodes = {node: value.clone() if value is self._place else value for node, value in nodes.items()}
+        return tree_total(group, nodes, self.virtual, flag, self._model.size + 1)
 
     def close(self) -> None:
         """Nothing is left to be let go."""

@@ -77,7 +77,7 @@ class Formation:
     state: Callable[[], Mapping[str, torch.Tensor]]
     load: Callable[[Mapping[str, torch.Tensor], int], None]  # a state, and how many steps are in it
     device: torch.device  # where sums are made: on a GPU only those whose order does not matter
-    segment: Segment | None = None  # for sums whose order does not matter, where all members can read it
+    segment: Segment | None = None  # for sums, where all members can read it
 
     def form(self, start: pb.Start) -> World:
         """Build the group, take the state over, and say so. CalledOff, GroupBroken and DataError end it."""
@@ -154,6 +154,6 @@ class Formation:
         mine = self.segment.place
         places = [mine if r == group.rank else reached(o, mine.vector.numel()) for r, o in enumerate(offers)]
         there = [place for place in places if place is not None]
-        if all(gather_bytes(group, b"all" if len(there) == group.size else b"")):
+        if all(gather_bytes(group, b"all" if len(there) == group.size and self.segment.reserve() else b"")):
             group.shared = Shared(there, group.rank, group.generation)
             log.info("All workers are on one machine: sums go through memory that they share")

@@ -3,6 +3,8 @@
 The sum is cut into one slice per rank. Every rank sends the pieces of each slice to its owner, who finishes the tree
 there and sends the result to everybody. Pieces are small, and several are on the way while one is added up, so that
 adding costs next to nothing and memory stays in the cache. Each rank's flag travels ahead of its first piece.
+
+Members that share memory read each other's nodes there, and everybody finishes the whole tree by itself.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import torch
 
 from elasticdl import faults
 from elasticdl.collective.group import Group, Link, Passage
+from elasticdl.collective.shared import Shared
 from elasticdl.collective.tree import Node, halves, root, runs, subtrees, value
 from elasticdl.errors import GroupBroken
 
 PIECE_FLOATS = 1 << 20  # measured: smaller costs messages, larger leaves nothing to overlap
 AHEAD = 4  # rounds of pieces on the way at once
+_SHARED_FLOATS = 1 << 16  # of a piece that is read from memory: three of them stay in the cache
 _LINE_FLOATS = 16  # slices start at a cache line
 
 # Tags of messages between two ranks. Those of rounds follow.
@@ -29,23 +33,36 @@ _MOST_GATHERED_BYTES = 1 << 30
 Value = tuple[torch.Tensor, bool]  # and whether it may be overwritten
 
 
-def tree_total(group: Group, nodes: Mapping[Node, torch.Tensor], virtual: int, flag: bool) -> tuple[torch.Tensor, bool]:
+def tree_total(
+    group: Group, nodes: Mapping[Node, torch.Tensor], virtual: int, flag: bool, means: int = 0
+) -> tuple[torch.Tensor, bool]:
     """The sum over all virtual workers, the same bits for any world, and whether any rank's flag was set.
 
-    `nodes` are this rank's, and stay as they are. The sum is a tensor of its own, or, for a world of one, the node.
+    Of the first `means` numbers it is the mean. `nodes` are this rank's, and stay as they are. The sum is a tensor of its
+    own, or, for a world of one, what becomes of the node.
     """
     group.check()
     shares = [subtrees(*run, virtual) for run in runs(virtual, group.size)]
     if set(nodes) != set(shares[group.rank]):
         raise ValueError(f"rank {group.rank} must bring {shares[group.rank]}, not {tuple(nodes)}")
     if group.size == 1:
-        return nodes[root(virtual)], flag
+        total = nodes[root(virtual)]
+        _divide(total, slice(0, len(total)), means, virtual)
+        return total, flag
     device = next(iter(nodes.values())).device
     mine = nodes if device.type == "cpu" else _staged(group, nodes)
     # A new one for each sum, since an optimizer may keep a part of it; made in the thread that keeps freed memory.
-    total = torch.empty(next(iter(mine.values())).numel())
-    any_flag = group.run(_Exchange(group, mine, shares, virtual, flag, total).carry_out)
-    return total.to(device), any_flag
+    first = next(iter(mine.values()))
+    total = torch.empty(first.numel())
+    shared = group.shared
+    exchange: _Exchange | _Reading
+    if shared is not None and device.type == "cpu" and all(len(share) == 1 for share in shares):
+        if first is not shared.mine:  # all that it is the sum of was there before this world was, or it is of one part
+            shared.mine.copy_(first)
+        exchange = _Reading(group, shared, [share[0] for share in shares], virtual, flag, means, total)
+    else:
+        exchange = _Exchange(group, mine, shares, virtual, flag, means, total)
+    return total.to(device), group.run(exchange.carry_out)
 
 
 def _staged(group: Group, nodes: Mapping[Node, torch.Tensor]) -> dict[Node, torch.Tensor]:
@@ -67,6 +84,7 @@ class _Exchange:
     shares: list[tuple[Node, ...]]  # whose nodes are whose, by rank
     virtual: int
     flag: bool
+    means: int
     total: torch.Tensor
 
     @property
@@ -148,8 +166,8 @@ class _Exchange:
             return
         held: dict[Node, Value] = {node: (tensor[mine], False) for node, tensor in self.nodes.items()}
         held.update((node, (tensor, True)) for node, tensor in received)
-        left, right = (value(half, self.virtual, held, _add) for half in halves(root(self.virtual), self.virtual))
-        torch.add(left[0], right[0], out=result)
+        _finish(held, self.virtual, result)
+        _divide(result, mine, self.means, self.virtual)
 
     def _hand_out(self, link: Link, turn: int, total: torch.Tensor) -> list[Passage]:
         mine = self.piece(self.group.rank, turn)
@@ -159,11 +177,48 @@ class _Exchange:
         return [link.send(total[mine], peer, tag) for peer in self.group.peers]
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """The same where everybody brings one node, and all can read them."""
+
+    group: Group
+    shared: Shared
+    nodes: list[Node]  # by rank
+    virtual: int
+    flag: bool
+    means: int
+    total: torch.Tensor
+
+    def carry_out(self, link: Link) -> bool:
+        size = self.total.numel()
+        receipts = _Receipts(link, self.group.peers)
+        any_flag = Headers(self.group, link, size, self.flag).wait()  # who has sent it has filled its vector
+        faults.point("worker.in_exchange")
+        for start in range(0, size, _SHARED_FLOATS):
+            piece = slice(start, min(start + _SHARED_FLOATS, size))
+            brought = zip(self.nodes, self.shared.places, strict=True)
+            _finish({node: (place.vector[piece], False) for node, place in brought}, self.virtual, self.total[piece])
+            _divide(self.total[piece], piece, self.means, self.virtual)
+        self.shared.check()
+        receipts.settle([])
+        return any_flag
+
+
+def _finish(held: Mapping[Node, Value], virtual: int, result: torch.Tensor) -> None:
+    """Add up to the root."""
+    left, right = (value(half, virtual, held, _add) for half in halves(root(virtual), virtual))
+    torch.add(left[0], right[0], out=result)
+
+
 def _add(left: Value, right: Value) -> Value:
-    # One of two halves came from elsewhere or was added up here: a rank's own nodes are maximal, so never siblings.
-    place = left[0] if left[1] else right[0]
-    assert left[1] or right[1]
+    place = left[0] if left[1] else right[0] if right[1] else None
     return torch.add(left[0], right[0], out=place), True
+
+
+def _divide(result: torch.Tensor, piece: slice, means: int, virtual: int) -> None:
+    """Make means of sums, as far as the piece is of those."""
+    if virtual > 1 and piece.start < means:
+        result[: means - piece.start] /= virtual
 
 
 class _Receipts:

@@ -25,16 +25,27 @@ _HEAD_BYTES = 4096  # in front of the vector: a word by which it is known, and t
 
 
 class Segment:
-    """A vector of this process that others may read; it lasts as long as anybody has it."""
+    """A vector of this process that others may read; it lasts as long as anybody has it.
+
+    It takes no memory before `reserve`, which only those need whose others can read it.
+    """
 
     def __init__(self, floats: int) -> None:
         self._word = secrets.token_hex(_WORD_BYTES // 2).encode()
         self._file = os.memfd_create("elasticdl-sum", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.posix_fallocate(self._file, 0, _HEAD_BYTES + 4 * floats)  # now, and not when it is first written to
+        os.truncate(self._file, _HEAD_BYTES + 4 * floats)
         os.pwrite(self._file, self._word, 0)
         # Whoever has mapped it can rely on its size.
         fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self.place = Place.of(mmap.mmap(self._file, _HEAD_BYTES + 4 * floats))
+
+    def reserve(self) -> bool:
+        """Have the memory now, and not when it is first written to; False where there is none."""
+        try:
+            os.posix_fallocate(self._file, 0, _HEAD_BYTES + 4 * self.place.vector.numel())
+        except OSError:
+            return False
+        return True
 
     def offer(self, generation: int) -> Mapping[str, Any]:
         """What another process needs to find it. From now on it belongs to this generation."""

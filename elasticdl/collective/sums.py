@@ -18,23 +18,32 @@ class Sums:
         self.virtual = virtual
         self._held: dict[Node, torch.Tensor] = {}
 
-    def add(self, virtual: int, contribution: torch.Tensor) -> None:
-        """Take over what a virtual worker has computed: the tensor is added to in place, nothing else is ever."""
+    def add(self, virtual: int, contribution: torch.Tensor, place: torch.Tensor | None = None) -> None:
+        """Take over what a virtual worker has computed: the tensor is added to in place, nothing else is ever.
+
+        A sum of all that is here is put in `place`, where one is given.
+        """
         if not 0 <= virtual < self.virtual:
             raise ValueError(f"there is no virtual worker {virtual} of {self.virtual}")
         if any(start <= virtual < start + size for start, size in self._held):
             raise ValueError(f"the contribution of virtual worker {virtual} is there already")
         start, size = virtual, 1
+        siblings: list[tuple[torch.Tensor, bool]] = []  # and whether they are left halves
         while size < self.virtual:
             sibling = start ^ size
             if sibling < self.virtual:  # else the node is its left half
                 other = self._held.pop((sibling, size), None)
                 if other is None:
                     break
-                left, right = (other, contribution) if sibling < start else (contribution, other)
-                torch.add(left, right, out=contribution)
+                siblings.append((other, sibling < start))
             start, size = start & ~size, 2 * size
-        self._held[start, size] = contribution
+        found = contribution
+        while siblings:
+            other, is_left = siblings.pop(0)
+            left, right = (other, found) if is_left else (found, other)
+            last = not siblings and not self._held and place is not None
+            found = torch.add(left, right, out=place if last else contribution)
+        self._held[start, size] = found
 
     def missing(self, start: int, stop: int) -> list[int]:
         """Which virtual workers of a run have yet to be computed; what lies outside of the run is let go."""

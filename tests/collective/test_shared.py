@@ -9,39 +9,19 @@ import pytest
 import torch
 
 from elasticdl.collective.buckets import BucketSum
+from elasticdl.collective.exchange import tree_total
 from elasticdl.collective.group import Group
-from elasticdl.collective.shared import Segment, Shared, reached
-from elasticdl.collective.store import RelayedStore
+from elasticdl.collective.shared import Segment, reached
+from elasticdl.collective.sums import Sums
+from elasticdl.collective.tree import runs
 from elasticdl.errors import GroupBroken
+from tests.collective.member import contribution
+from tests.collective.oracle import tree_sum
+from tests.collective.sharing import sharing, world
 
-SECONDS = 20.0
 SIZE = 1003
+LONG = 150_003  # several pieces of a deterministic sum
 BUCKETS = [slice(500, SIZE), slice(1, 500), slice(0, 1)]
-
-
-def worlds(size: int) -> list[Group]:
-    """All members of one world, in this process."""
-    stores: list[RelayedStore] = []
-
-    def say(key: str, value: bytes) -> None:
-        for store in stores:
-            store.deliver(key, value)
-
-    stores += [RelayedStore(1, say, SECONDS) for _ in range(size)]
-    names = list("abcd"[:size])
-    with ThreadPoolExecutor(size) as pool:
-        built = [pool.submit(Group, 1, rank, names, stores[rank], "127.0.0.1", SECONDS) for rank in range(size)]
-        return [group.result() for group in built]
-
-
-def sharing(size: int) -> tuple[list[Group], list[Segment]]:
-    groups, segments = worlds(size), [Segment(SIZE) for _ in range(size)]
-    offers = [segment.offer(1) for segment in segments]
-    for rank, group in enumerate(groups):
-        theirs = [reached(offer, SIZE) for offer in offers]
-        places = [segments[rank].place if r == rank else place for r, place in enumerate(theirs)]
-        group.shared = Shared([place for place in places if place is not None], rank, 1)
-    return groups, segments
 
 
 def add_up(group: Group, numbers: torch.Tensor, flag: bool = False) -> tuple[torch.Tensor, bool]:
@@ -57,7 +37,7 @@ def add_up(group: Group, numbers: torch.Tensor, flag: bool = False) -> tuple[tor
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_all_members_get_the_same_bits_step_after_step(size: int) -> None:
-    groups, _ = sharing(size)
+    groups, _ = sharing(size, SIZE)
     with ThreadPoolExecutor(size) as pool:
         for step in range(20):
             brought = [torch.randn(SIZE, generator=torch.Generator().manual_seed(step * 10 + r)) for r in range(size)]
@@ -71,11 +51,47 @@ def test_all_members_get_the_same_bits_step_after_step(size: int) -> None:
         group.close()
 
 
-def test_numbers_of_a_member_that_has_gone_on_to_another_generation_do_not_count() -> None:
-    (one, other), segments = sharing(2)
+def tree_up(group: Group, virtual: int, step: int, flag: bool = False, means: int = 0) -> tuple[torch.Tensor, bool]:
+    """A deterministic sum, as a worker makes it."""
+    sums, run = Sums(virtual), runs(virtual, group.size)[group.rank]
+    for v in range(*run):
+        place = group.shared.mine if group.shared is not None and v == run[1] - 1 else None
+        sums.add(v, contribution(LONG, step, v), place)
+    return tree_total(group, sums.nodes(*run), virtual, flag, means)
+
+
+@pytest.mark.parametrize("virtual", [4, 6, 8])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_deterministic_sum_has_the_bits_of_the_plain_tree_through_memory_and_through_sockets(
+    size: int, virtual: int
+) -> None:
+    groups, apart = sharing(size, LONG)[0], world(size)
+    for group in groups:
+        assert group.shared is not None
+        group.shared.mine.fill_(float("nan"))
+    means = LONG - 100
+    with ThreadPoolExecutor(2 * size) as pool:
+        for step in range(size + 1):
+            wanted = tree_sum([contribution(LONG, step, v) for v in range(virtual)])
+            wanted[:means] /= virtual
+            sums = [pool.submit(tree_up, g, virtual, step, step == g.rank, means) for g in (*groups, *apart)]
+            assert {s.result()[1] for s in sums} == {step < size}
+            for total, _ in (s.result() for s in sums):
+                assert torch.equal(total.view(torch.int32), wanted.view(torch.int32))
+    for group in (*groups, *apart):
+        group.close()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_numbers_of_a_member_that_has_gone_on_to_another_generation_do_not_count(deterministic: bool) -> None:
+    (one, other), segments = sharing(2, LONG if deterministic else SIZE)
     segments[1].offer(2)
+
+    def sum_up(group: Group) -> tuple[torch.Tensor, bool]:
+        return tree_up(group, 4, 1) if deterministic else add_up(group, torch.ones(SIZE))
+
     with ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(add_up, group, torch.ones(SIZE)) for group in (one, other)]
+        answers = [pool.submit(sum_up, group) for group in (one, other)]
         for answer in answers:
             with pytest.raises(GroupBroken, match=r"another generation|Connection|closed|reset"):
                 answer.result()
@@ -87,6 +103,7 @@ def test_what_is_not_there_or_is_another_ones_is_not_reached() -> None:
     segment = Segment(SIZE)
     offer = segment.offer(7)
     there = reached(offer, SIZE)
+    assert segment.reserve()
     assert there is not None and int(there.generation) == 7
     segment.place.vector.fill_(3.0)
     assert there.vector.sum() == 3.0 * SIZE
@@ -96,3 +113,11 @@ def test_what_is_not_there_or_is_another_ones_is_not_reached() -> None:
     assert reached({**offer, "process": 2**22 + 1}, SIZE) is None, "of a process on another machine"
     with pytest.raises(OSError, match="not permitted"):
         os.truncate(f"/proc/{os.getpid()}/fd/{offer['file']}", 0)
+
+
+def test_memory_is_taken_when_it_is_reserved() -> None:
+    segment = Segment(1 << 20)
+    file = f"/proc/{os.getpid()}/fd/{segment.offer(1)['file']}"
+    assert os.stat(file).st_blocks * 512 < 1 << 20
+    assert segment.reserve()
+    assert os.stat(file).st_blocks * 512 >= 4 << 20

@@ -70,6 +70,23 @@ def test_what_lies_inside_a_new_run_is_used_again_and_the_bits_stay_the_same(vir
     assert bits(total) == bits(tree_sum([part(v) for v in range(virtual)]))
 
 
+@given(st.integers(1, 16), st.data())
+@settings(deadline=None)
+def test_a_sum_of_everything_is_made_in_its_place_and_nothing_that_is_held_there_is_lost(
+    virtual: int, data: st.DataObject
+) -> None:
+    sums, place = Sums(virtual), torch.full_like(part(0), float("nan"))
+    for whole in (False, False, True):
+        start = 0 if whole else data.draw(st.integers(0, virtual - 1))
+        stop = virtual if whole else data.draw(st.integers(start + 1, virtual))
+        missing = sums.missing(start, stop)
+        for v in missing if whole else missing[: data.draw(st.integers(0, len(missing)))]:
+            sums.add(v, part(v), place if v == missing[-1] else None)
+    (total,) = sums.nodes(0, virtual).values()
+    assert bits(total) == bits(tree_sum([part(v) for v in range(virtual)]))
+    assert total is place or virtual == 1 or missing == []
+
+
 def test_a_run_that_grows_or_moves_recomputes_only_what_it_must() -> None:
     sums = Sums(8)
     for v in (4, 5, 6):

@@ -1,0 +1,36 @@
+"""Worlds whose members are all in this process, and share memory for their sums."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from elasticdl.collective.group import Group
+from elasticdl.collective.shared import Segment, Shared, reached
+from elasticdl.collective.store import RelayedStore
+
+SECONDS = 20.0
+
+
+def world(size: int, generation: int = 1) -> list[Group]:
+    """All members of one world."""
+    stores: list[RelayedStore] = []
+
+    def say(key: str, value: bytes) -> None:
+        for store in stores:
+            store.deliver(key, value)
+
+    stores += [RelayedStore(generation, say, SECONDS) for _ in range(size)]
+    names = list("abcd"[:size])
+    with ThreadPoolExecutor(size) as pool:
+        built = [pool.submit(Group, generation, r, names, stores[r], "127.0.0.1", SECONDS) for r in range(size)]
+        return [group.result() for group in built]
+
+
+def sharing(size: int, floats: int) -> tuple[list[Group], list[Segment]]:
+    groups, segments = world(size), [Segment(floats) for _ in range(size)]
+    offers = [segment.offer(1) for segment in segments]
+    for rank, group in enumerate(groups):
+        theirs = [reached(offer, floats) for offer in offers]
+        places = [segments[rank].place if r == rank else place for r, place in enumerate(theirs)]
+        group.shared = Shared([place for place in places if place is not None], rank, 1)
+    return groups, segments
