@@ -4,8 +4,12 @@
         [--contenders elasticdl,torchrun,torchft] [--out benchmarks/results/allreduce_throughput.json]
 
 --peer_python is that of an environment with torch and torchft-nightly; without it only ours is measured. The same nets
-on the same records, one thread for each worker, one after the other; medians of the rounds. Ours runs with the default
-number of virtual workers, deterministic and not; it reads its records from files, the peers have theirs in memory.
+on the same records, one thread for each worker; medians of the rounds. Ours runs with the default number of virtual
+workers, deterministic and not; it reads its records from files, the peers have theirs in memory.
+
+In a round all are started, and then take turns of a second and a half in which the others are stopped (SIGSTOP): a
+machine that is slower for a while is so for all of them. One after the other, as whole runs, they differed by 15 % with
+the minute in which they ran.
 
 Deterministic, ours computes a worker's records in as many parts as it has virtual workers; otherwise it tries in its
 first steps what is fastest. What parts cost by themselves, without any exchange, is measured in one process: the same
@@ -15,11 +19,9 @@ records in 1, 2, 4 and 8 parts.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,31 +30,69 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.peers.contenders import MODELS, Contender, ElasticDL, Failed, Torchft, Torchrun, Toy, peer_versions
-from benchmarks.peers.observing import steps_per_second
+from benchmarks.peers.contenders import (
+    MODELS,
+    Contender,
+    ElasticDL,
+    Failed,
+    Run,
+    Torchft,
+    Torchrun,
+    Toy,
+    peer_versions,
+)
 from benchmarks.report import about, write
 from elasticdl.frameworks.memory import keep_freed_memory
 
 WORKERS = 2
 TOYS = {"conv": Toy("conv", 64), "transformer": Toy("transformer", 32), "mlp": Toy("mlp", 512)}
 PARTS = (1, 2, 4, 8)
-WARM, START_SECONDS = 10, 60.0
+WARM, START_SECONDS = 10, 120.0
+TURN_SECONDS = 1.5  # several steps; two of the others' are less than what makes our master take a worker for hung
 REACH = {"elasticdl": 0.95, "elasticdl, not deterministic": 1.0}  # of DDP's
 
 
-def rate(contender: Contender, toy: Toy, seconds: float) -> float:
-    """Samples per second of one run."""
+def rates(contenders: list[Contender], toy: Toy, seconds: float) -> dict[str, float]:
+    """Samples per second of each, in one round: each is awake for so many seconds in all."""
     with tempfile.TemporaryDirectory(prefix="allreduce-") as folder:
-        run = contender.start(Path(folder), toy, WORKERS)
+        runs: dict[str, Run] = {}
         try:
-            run.wait(lambda s: s.steady(WORKERS, WARM), START_SECONDS, "steady steps")
-            until = time.monotonic() + seconds
-            with contextlib.suppress(subprocess.TimeoutExpired):  # reading logs meanwhile would cost some steps
-                run.processes[0].wait(seconds)
-            seen = run.wait(lambda s: time.monotonic() >= until, 60, "steps")
+            for number, contender in enumerate(contenders):
+                own = Path(folder) / str(number)
+                own.mkdir()
+                runs[contender.name] = contender.start(own, toy, WORKERS)
+                runs[contender.name].stop()
+            deadline = time.monotonic() + START_SECONDS * len(runs)
+            while not all(run.seen().steady(WORKERS, WARM) for run in runs.values()):
+                if time.monotonic() > deadline:
+                    story = "\n".join(f"{name}:\n{run.story()}" for name, run in runs.items())
+                    raise Failed(f"not all have steady steps\n{story}")
+                take_turns(runs)
+            before = {name: run.seen().worlds()[-1] for name, run in runs.items()}
+            awake = dict.fromkeys(runs, 0.0)
+            while min(awake.values()) < seconds:
+                for name, spent in take_turns(runs).items():
+                    awake[name] += spent
+            after = {name: run.seen().worlds()[-1] for name, run in runs.items()}
         finally:
-            run.end()
-    return steps_per_second(seen, WARM) * toy.minibatch_size * WORKERS
+            for run in runs.values():
+                run.wake()
+                run.end()
+    for name, world in after.items():
+        if world.generation != before[name].generation:
+            raise Failed(f"the world of {name} changed on the way")
+    done = {name: after[name].step - before[name].step for name in runs}
+    return {name: done[name] / awake[name] * toy.minibatch_size * WORKERS for name in runs}
+
+
+def take_turns(runs: dict[str, Run]) -> dict[str, float]:
+    """One turn of each; how long it was."""
+    spent = {}
+    for name, run in runs.items():
+        spent[name] = run.turn(TURN_SECONDS)
+        if (code := run.processes[0].poll()) is not None:
+            raise Failed(f"{name} ended with exit code {code}\n{run.story()}")
+    return spent
 
 
 def parts_cost(toy: Toy, steps: int) -> dict[str, float]:
@@ -96,7 +136,7 @@ def report(model: str, found: dict[str, Any]) -> str:
             if name in REACH:
                 line += f"  at least {REACH[name]:g}: {'yes' if value >= REACH[name] * peer else 'NO'}"
         lines.append(line)
-    lines += [f"{name}: {why.splitlines()[0]}" for name, why in found["failed"].items()]
+    lines += [f"a round failed: {why}" for why in found["failed"]]
     cost = found["seconds by parts"]
     lines.append("computed in parts: " + ", ".join(f"{p}: {1e3 * s:.1f} ms" for p, s in cost.items()))
     return "\n".join(lines)
@@ -106,7 +146,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Steady training by two workers.")
     parser.add_argument("--peer_python", default="", help="the Python of an environment with torch and torchft-nightly")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of training, in each round of each")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of training, of each in each round")
     parser.add_argument("--only", default=",".join(TOYS))
     parser.add_argument("--contenders", default="elasticdl,torchrun,torchft")
     parser.add_argument("--out", type=Path)
@@ -120,18 +160,18 @@ def main() -> int:
         else:
             taking_part.append(contender)
     for model in arguments.only.split(","):
-        rates: dict[str, list[float]] = {}
-        failed: dict[str, str] = {}
-        for _ in range(arguments.rounds):
-            for contender in (c for c in taking_part if c.name not in failed):
-                try:
-                    rates.setdefault(contender.name, []).append(rate(contender, TOYS[model], arguments.seconds))
-                except Failed as error:
-                    failed[contender.name] = str(error)
-                    print(f"{model}, {contender.name}: {error}", file=sys.stderr, flush=True)
+        rounds: list[dict[str, float]] = []
+        failed: list[str] = []
+        for number in range(arguments.rounds):
+            try:
+                rounds.append(rates(taking_part, TOYS[model], arguments.seconds))
+            except Failed as error:
+                failed.append(str(error).splitlines()[0])
+                print(f"{model}, round {number}: {error}", file=sys.stderr, flush=True)
+        by_name = {c.name: [found[c.name] for found in rounds] for c in taking_part if rounds}
         result[model] = {
-            "samples/s": {name: round(statistics.median(values), 1) for name, values in rates.items() if values},
-            "rounds": {name: [round(v, 1) for v in values] for name, values in rates.items() if values},
+            "samples/s": {name: round(statistics.median(values), 1) for name, values in by_name.items()},
+            "rounds": {name: [round(v, 1) for v in values] for name, values in by_name.items()},
             "failed": failed,
             "seconds by parts": parts_cost(TOYS[model], 20),
         }

@@ -67,6 +67,7 @@ class Run:
     folder: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     ending: signal.Signals = signal.SIGTERM
+    stopped: list[int] = field(default_factory=list)  # processes that take turns with those of other runs
 
     @property
     def log(self) -> Path:
@@ -94,6 +95,39 @@ class Run:
                 raise Failed(f"{what}: it ended with exit code {self.processes[0].returncode}\n{self.story()}")
             time.sleep(POLL_SECONDS)
         return seen
+
+    def turn(self, seconds: float) -> float:
+        """Let it run for so long; it is stopped before and afterwards. How long it was awake."""
+        began = time.monotonic()
+        self.wake()
+        time.sleep(seconds)
+        self._signal(signal.SIGSTOP)
+        spent = time.monotonic() - began
+        self.stop()
+        return spent
+
+    def stop(self) -> None:
+        """Hold everything that it has started, where it is."""
+        known: set[int] = set()
+        while (found := {p.pid for p in self._alive()}) != known:  # some may have been started meanwhile
+            self.stopped, known = sorted(found), found
+            self._signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, what: signal.Signals) -> None:
+        for pid in self.stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, what)
+
+    def _alive(self) -> list[psutil.Process]:
+        found = []
+        for process in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                root = psutil.Process(process.pid)
+                found += [root, *root.children(recursive=True)]
+        return found
 
     def join(self) -> None:
         raise Failed("no worker can join here")

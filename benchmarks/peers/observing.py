@@ -162,10 +162,3 @@ def full_strength(seen: Seen, workers: int, lost: int, when: float) -> float | N
     """Seconds from the loss of a process until so many workers committed a step without it."""
     whole = (w.when - when for w in seen.worlds() if w.when > when and len(w.pids - {lost}) >= workers)
     return next(whole, None)
-
-
-def steps_per_second(seen: Seen, skip: int) -> float:
-    """Of the last generation seen, from its `skip`-th step on."""
-    worlds = seen.worlds()
-    last = [w for w in worlds if w.generation == worlds[-1].generation][skip:-1]
-    return (len(last) - 1) / (last[-1].when - last[0].when)

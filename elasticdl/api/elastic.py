@@ -64,7 +64,7 @@ class Elastic:
         shared = None if apart else segment(self._sums.size)
         self._formation = Formation(
             control, terms.host, terms.plan.parts, self.state, self._load,
-            torch.device("cpu") if terms.deterministic else model.device, shared,
+            torch.device("cpu") if terms.deterministic else model.device, shared, terms.deterministic,
         )  # fmt: skip
         self._world: World | None = None
         self._old: World | None = None  # peers may still be reading the last exchange from it

@@ -47,7 +47,7 @@ class PlainSums:
             self._values.receive = self._take
         self._shapes, sizes = shapes, [int(shape.numel()) for shape in shapes]
         self._starts = [0, *itertools.accumulate(sizes)]
-        self._tail = torch.zeros(self._moves + 1 + more, device=model.device)
+        self._tail = torch.zeros(self._moves + 1 + more, dtype=torch.float32, device=model.device)
         self._buckets = cut(sizes, bucket_floats)
         self._gradients = _Gradients(self._values.trainable, self._arrived) if self._values is not None else None
         self.forget(0)
@@ -151,7 +151,8 @@ class PlainSums:
         before, shared = self._vector, group.shared.mine if group.shared is not None else None
         if before is not None and self._shared is shared:
             return before
-        vector = self._vector = torch.empty(self.size, device=self._model.device) if shared is None else shared
+        vector = self._tail.new_empty(self.size) if shared is None else shared
+        self._vector = vector
         self._shared = shared
         if before is not None:  # of a world that is no more
             vector.copy_(before)

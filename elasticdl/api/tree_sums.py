@@ -72,7 +72,7 @@ class TreeSums:
 
     def skip(self, virtual: int) -> None:
         """A part without records is zeros."""
-        self._sums.add(virtual, torch.zeros(self.size, device=self._model.device))
+        self._sums.add(virtual, torch.zeros(self.size, dtype=torch.float32, device=self._model.device))
 
     def total(self, group: Group, run: tuple[int, int], flag: bool) -> tuple[torch.Tensor, bool]:
         """The sum over all parts, and whether any worker's flag was set."""

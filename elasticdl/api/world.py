@@ -20,7 +20,7 @@ from elasticdl.collective.group import Group
 from elasticdl.collective.shared import MOST_MEMBERS, Segment, Shared, reached
 from elasticdl.collective.store import RelayedStore
 from elasticdl.collective.transfer import receive_state, send_state
-from elasticdl.collective.tree import runs
+from elasticdl.collective.tree import one_node_each, runs
 from elasticdl.wire import control_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ class Formation:
     load: Callable[[Mapping[str, torch.Tensor], int], None]  # a state, and how many steps are in it
     device: torch.device  # where sums are made: on a GPU only those whose order does not matter
     segment: Segment | None = None  # for sums, where all members can read it
+    ordered: bool = False  # sums along the tree: only one node of it has room there
 
     def form(self, start: pb.Start) -> World:
         """Build the group, take the state over, and say so. CalledOff, GroupBroken and DataError end it."""
@@ -137,8 +138,10 @@ class Formation:
         Each says its GPU as well. Where no two share one, NCCL adds up what is on them. And each says where its memory
         for sums is: they go through that where all members can read it.
         """
-        several = 1 < group.size <= MOST_MEMBERS
-        offer = self.segment.offer(group.generation) if self.segment is not None and several else None
+        fits = 1 < group.size <= MOST_MEMBERS
+        if fits and self.ordered:
+            fits = one_node_each(self.parts(group.size), group.size)
+        offer = self.segment.offer(group.generation) if self.segment is not None and fits else None
         mine = {"evaluated": sorted(self.control.evaluations), "device": nccl.device_name(self.device), "memory": offer}
         found = [json.loads(text) for text in gather_bytes(group, json.dumps(mine).encode())]
         if nccl.usable([said["device"] for said in found]):
@@ -154,6 +157,8 @@ class Formation:
         mine = self.segment.place
         places = [mine if r == group.rank else reached(o, mine.vector.numel()) for r, o in enumerate(offers)]
         there = [place for place in places if place is not None]
-        if all(gather_bytes(group, b"all" if len(there) == group.size and self.segment.reserve() else b"")):
+        if not all(gather_bytes(group, b"all" if len(there) == group.size else b"")):
+            return
+        if all(gather_bytes(group, b"reserved" if self.segment.reserve() else b"")):
             group.shared = Shared(there, group.rank, group.generation)
             log.info("All workers are on one machine: sums go through memory that they share")

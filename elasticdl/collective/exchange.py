@@ -4,7 +4,8 @@ The sum is cut into one slice per rank. Every rank sends the pieces of each slic
 there and sends the result to everybody. Pieces are small, and several are on the way while one is added up, so that
 adding costs next to nothing and memory stays in the cache. Each rank's flag travels ahead of its first piece.
 
-Members that share memory read each other's nodes there, and everybody finishes the whole tree by itself.
+Members that share memory and bring one node each read each other's there, and everybody finishes the whole tree by
+itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from elasticdl import faults
 from elasticdl.collective.group import Group, Link, Passage
 from elasticdl.collective.shared import Shared
-from elasticdl.collective.tree import Node, halves, root, runs, subtrees, value
+from elasticdl.collective.tree import Node, halves, one_node_each, root, runs, subtrees, value
 from elasticdl.errors import GroupBroken
 
 PIECE_FLOATS = 1 << 20  # measured: smaller costs messages, larger leaves nothing to overlap
@@ -38,8 +39,8 @@ def tree_total(
 ) -> tuple[torch.Tensor, bool]:
     """The sum over all virtual workers, the same bits for any world, and whether any rank's flag was set.
 
-    Of the first `means` numbers it is the mean. `nodes` are this rank's, and stay as they are. The sum is a tensor of its
-    own, or, for a world of one, what becomes of the node.
+    Of the first `means` numbers it is the mean. `nodes` are this rank's, and stay as they are. The sum is a tensor of
+    its own, or, for a world of one, what becomes of the node.
     """
     group.check()
     shares = [subtrees(*run, virtual) for run in runs(virtual, group.size)]
@@ -53,16 +54,21 @@ def tree_total(
     mine = nodes if device.type == "cpu" else _staged(group, nodes)
     # A new one for each sum, since an optimizer may keep a part of it; made in the thread that keeps freed memory.
     first = next(iter(mine.values()))
-    total = torch.empty(first.numel())
-    shared = group.shared
+    total = torch.empty(first.numel(), dtype=first.dtype)
+    shared, here = group.shared, device.type == "cpu"
+    means_here = means if here else 0
     exchange: _Exchange | _Reading
-    if shared is not None and device.type == "cpu" and all(len(share) == 1 for share in shares):
+    if shared is not None and here and one_node_each(virtual, group.size):
         if first is not shared.mine:  # all that it is the sum of was there before this world was, or it is of one part
             shared.mine.copy_(first)
-        exchange = _Reading(group, shared, [share[0] for share in shares], virtual, flag, means, total)
+        exchange = _Reading(group, shared, [share[0] for share in shares], virtual, flag, means_here, total)
     else:
-        exchange = _Exchange(group, mine, shares, virtual, flag, means, total)
-    return total.to(device), group.run(exchange.carry_out)
+        exchange = _Exchange(group, mine, shares, virtual, flag, means_here, total)
+    any_flag = group.run(exchange.carry_out)
+    if not here:  # divided as by one alone: a GPU may round in its own way
+        total = total.to(device)
+        _divide(total, slice(0, len(total)), means, virtual)
+    return total, any_flag
 
 
 def _staged(group: Group, nodes: Mapping[Node, torch.Tensor]) -> dict[Node, torch.Tensor]:
@@ -108,7 +114,7 @@ class _Exchange:
 
     def carry_out(self, link: Link) -> bool:
         total = self.total
-        receipts = _Receipts(link, self.group.peers)
+        receipts = Receipts(link, self.group.peers)
         headers = Headers(self.group, link, self.size, self.flag)
         if self.size not in self.group.sizes_agreed:
             headers.wait()  # pieces of unequal sizes would be Gloo's end
@@ -191,7 +197,7 @@ class _Reading:
 
     def carry_out(self, link: Link) -> bool:
         size = self.total.numel()
-        receipts = _Receipts(link, self.group.peers)
+        receipts = Receipts(link, self.group.peers)
         any_flag = Headers(self.group, link, size, self.flag).wait()  # who has sent it has filled its vector
         faults.point("worker.in_exchange")
         for start in range(0, size, _SHARED_FLOATS):
@@ -221,7 +227,7 @@ def _divide(result: torch.Tensor, piece: slice, means: int, virtual: int) -> Non
         result[: means - piece.start] /= virtual
 
 
-class _Receipts:
+class Receipts:
     """Everybody's word that it has all it needs.
 
     Gloo tells who waits for a message at once that the other side is gone, but not who waits for one to leave.
@@ -274,7 +280,7 @@ def gather_bytes(group: Group, mine: bytes) -> list[bytes]:
     peers = group.peers
 
     def carry_out(link: Link) -> list[bytes]:
-        receipts = _Receipts(link, peers)
+        receipts = Receipts(link, peers)
         length = torch.tensor([len(mine)], dtype=torch.int64)
         passages = [link.send(length, peer, _LENGTH) for peer in peers]
         lengths = [link.receive(torch.empty(1, dtype=torch.int64), peer, _LENGTH) for peer in peers]

@@ -296,7 +296,7 @@ class Group:
         """A vector in main memory that lives and dies with this group; the same one for the same name and size."""
         found = self._buffers.get(name)
         if found is None or found.numel() != size:
-            found = self._buffers[name] = torch.empty(size, pin_memory=pinned)
+            found = self._buffers[name] = torch.empty(size, dtype=torch.float32, pin_memory=pinned)
         return found
 
     def abort(self, reason: str) -> None:

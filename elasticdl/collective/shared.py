@@ -38,13 +38,16 @@ class Segment:
         # Whoever has mapped it can rely on its size.
         fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self.place = Place.of(mmap.mmap(self._file, _HEAD_BYTES + 4 * floats))
+        self._reserved = False
 
     def reserve(self) -> bool:
         """Have the memory now, and not when it is first written to; False where there is none."""
-        try:
-            os.posix_fallocate(self._file, 0, _HEAD_BYTES + 4 * self.place.vector.numel())
-        except OSError:
-            return False
+        if not self._reserved:
+            try:
+                os.posix_fallocate(self._file, 0, _HEAD_BYTES + 4 * self.place.vector.numel())
+            except OSError:
+                return False
+            self._reserved = True
         return True
 
     def offer(self, generation: int) -> Mapping[str, Any]:

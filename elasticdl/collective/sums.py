@@ -21,7 +21,7 @@ class Sums:
     def add(self, virtual: int, contribution: torch.Tensor, place: torch.Tensor | None = None) -> None:
         """Take over what a virtual worker has computed: the tensor is added to in place, nothing else is ever.
 
-        A sum of all that is here is put in `place`, where one is given.
+        But where a `place` is given, a sum of all that is here is put there, also in place of a part of it.
         """
         if not 0 <= virtual < self.virtual:
             raise ValueError(f"there is no virtual worker {virtual} of {self.virtual}")
@@ -52,7 +52,10 @@ class Sums:
         return [v for v in range(start, stop) if v not in there]
 
     def nodes(self, start: int, stop: int) -> dict[Node, torch.Tensor]:
-        """The sums of a run's maximal nodes, from left to right, for reading: a late peer may read them too."""
+        """The sums of a run's maximal nodes, from left to right, for reading: a late peer may read them too.
+
+        What is in a `place` is written to again: who reads it there asks for the generation afterwards.
+        """
         wanted = subtrees(start, stop, self.virtual)
         if not all(node in self._held for node in wanted):
             raise ValueError(f"virtual workers {self.missing(start, stop)} of the run {start} to {stop} are missing")

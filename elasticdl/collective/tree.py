@@ -79,6 +79,11 @@ def runs(virtual: int, world: int) -> tuple[Run, ...]:
     raise AssertionError(f"no runs for {virtual} virtual workers over {world} workers")  # a test tries them all
 
 
+def one_node_each(virtual: int, world: int) -> bool:
+    """Whether everybody's run is a node."""
+    return all(len(subtrees(*run, virtual)) == 1 for run in runs(virtual, world))
+
+
 def _least_traffic(virtual: int, world: int, longest: int, most: int) -> tuple[Run, ...]:
     """Runs of at most this length and number of nodes, with the fewest nodes in all; () where there are none."""
     # For each rank and each stop that the ranks up to it can reach: the nodes they need, and where its run starts.

@@ -190,7 +190,7 @@ class ArrayReplica(KerasReplica):
 def roomy(vector: Any, room: int) -> torch.Tensor:
     """A copy of a flat array, with room for more behind it."""
     array = np.asarray(vector)
-    found = torch.empty(len(array) + room)
+    found = torch.empty(len(array) + room, dtype=torch.float32)
     found.numpy()[: len(array)] = array
     return found
 

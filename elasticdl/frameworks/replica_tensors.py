@@ -78,7 +78,7 @@ class Values:
             parts = [_flatten_dense_tensors(parts).float()]  # as a whole: one by one they cost ten times as much
         parts = [part.reshape(-1) for part in (*parts, *(kind.moves() for kind in self._kinds))]
         size = sum(part.numel() for part in parts)
-        found = torch.empty(size + room, device=self.device)
+        found = torch.empty(size + room, dtype=torch.float32, device=self.device)
         if parts:
             torch.cat(parts, out=found[:size])
         return found

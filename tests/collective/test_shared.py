@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -117,7 +118,7 @@ def test_what_is_not_there_or_is_another_ones_is_not_reached() -> None:
 
 def test_memory_is_taken_when_it_is_reserved() -> None:
     segment = Segment(1 << 20)
-    file = f"/proc/{os.getpid()}/fd/{segment.offer(1)['file']}"
-    assert os.stat(file).st_blocks * 512 < 1 << 20
+    file = Path(f"/proc/{os.getpid()}/fd/{segment.offer(1)['file']}")
+    assert file.stat().st_blocks * 512 < 1 << 20
     assert segment.reserve()
-    assert os.stat(file).st_blocks * 512 >= 4 << 20
+    assert file.stat().st_blocks * 512 >= 4 << 20
