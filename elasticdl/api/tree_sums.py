@@ -78,7 +78,7 @@ class TreeSums:
         """The sum over all parts, and whether any worker's flag was set."""
         nodes = self._sums.nodes(*run)
         if group.alone:  # the sum will be the node; an optimizer may keep a part of it
-            nodes = {node: value.clone() if value is self._place else value for node, value in nodes.items()}
+            nodes = {n: torch.clone(nodes[n]) if nodes[n] is self._place else nodes[n] for n in nodes}
         return tree_total(group, nodes, self.virtual, flag, self._model.size + 1)
 
     def close(self) -> None:

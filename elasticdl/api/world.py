@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,14 @@ from elasticdl.collective.shared import MOST_MEMBERS, Segment, Shared, reached
 from elasticdl.collective.store import RelayedStore
 from elasticdl.collective.transfer import receive_state, send_state
 from elasticdl.collective.tree import one_node_each, runs
+from elasticdl.collective.words import Door
 from elasticdl.wire import control_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 BUILD_SECONDS = 30.0  # in which all members reach each other, or the world is given up
 DEVICES_SECONDS = 120.0  # the same for their GPUs
+DOOR_SECONDS = 5.0  # the same for those on one machine, which are all there at the time
 # Who is slow, and whether an exchange or a copy will ever end, is for the master to judge, by the pulses; without a
 # master nobody goes on for long. Both end it from outside, so that Gloo's own limit only has to be long enough.
 UNLIMITED_SECONDS = 86_400.0
@@ -141,17 +144,20 @@ class Formation:
         fits = 1 < group.size <= MOST_MEMBERS
         if fits and self.ordered:
             fits = one_node_each(self.parts(group.size), group.size)
-        offer = self.segment.offer(group.generation) if self.segment is not None and fits else None
-        mine = {"evaluated": sorted(self.control.evaluations), "device": nccl.device_name(self.device), "memory": offer}
-        found = [json.loads(text) for text in gather_bytes(group, json.dumps(mine).encode())]
-        if nccl.usable([said["device"] for said in found]):
-            self.control.doing("build")
-            group.connect_devices(self.device, DEVICES_SECONDS)
-        elif offer is not None and all(said["memory"] for said in found):
-            self._share(group, [said["memory"] for said in found])
+        mine: dict[str, Any] = {"evaluated": sorted(self.control.evaluations), "device": nccl.device_name(self.device)}
+        with ExitStack() as stack:
+            door = stack.enter_context(closing(Door())) if self.segment is not None and fits else None
+            if door is not None and self.segment is not None:
+                mine["memory"] = {**self.segment.offer(group.generation), "door": door.offer()}
+            found = [json.loads(text) for text in gather_bytes(group, json.dumps(mine).encode())]
+            if nccl.usable([said["device"] for said in found]):
+                self.control.doing("build")
+                group.connect_devices(self.device, DEVICES_SECONDS)
+            elif door is not None and all("memory" in said for said in found):
+                self._share(group, [said["memory"] for said in found], door)
         return [set(said["evaluated"]) for said in found]
 
-    def _share(self, group: Group, offers: Sequence[Mapping[str, Any]]) -> None:
+    def _share(self, group: Group, offers: Sequence[Mapping[str, Any]], door: Door) -> None:
         """One for whom the memory of another is out of reach is enough to do without it."""
         assert self.segment is not None
         mine = self.segment.place
@@ -159,6 +165,9 @@ class Formation:
         there = [place for place in places if place is not None]
         if not all(gather_bytes(group, b"all" if len(there) == group.size else b"")):
             return
-        if all(gather_bytes(group, b"reserved" if self.segment.reserve() else b"")):
-            group.shared = Shared(there, group.rank, group.generation)
+        rank, doors = group.rank, [offer["door"] for offer in offers]
+        words = group.run(lambda link: door.meet(rank, doors, DOOR_SECONDS), DOOR_SECONDS + 1)
+        ready = words is not None and self.segment.reserve()
+        if all(gather_bytes(group, b"ready" if ready else b"")) and words is not None:
+            group.share(Shared(there, rank, group.generation, words))
             log.info("All workers are on one machine: sums go through memory that they share")

@@ -14,15 +14,14 @@ from typing import Any
 import torch
 
 from elasticdl import faults
-from elasticdl.collective.exchange import Headers, Receipts
-from elasticdl.collective.group import Group, Link, Passage
+from elasticdl.collective.exchange import Headers
+from elasticdl.collective.group import Group, Link
 from elasticdl.collective.shared import Shared
+from elasticdl.collective.words import FILLED, READ, READY
 
 BUCKET_FLOATS = 1 << 19  # at least: 2 MB, beside which what a message costs by itself is little
 
-WORD_FLOATS = 1 << 22  # that are filled before others hear of them: a word costs each of two workers 0.2 ms
-
-_FILLED = 1 << 20  # tags of messages about buckets: beyond those of all rounds of a tree
+WORD_FLOATS = 1 << 20  # that are filled before others hear of them
 
 # A bucket, and when a GPU has filled it; this rank's flag at the end; nothing when all is given up.
 Given = tuple[slice, Any] | bool | None
@@ -115,7 +114,7 @@ class _Carrier:
 
     def carry_out(self, link: Link) -> bool:
         if self.shared is not None:
-            return self._read_shared(link, self.shared)
+            return self._read_shared(self.shared)
         if not self.vector.is_cuda:
             return self._carry_out(link)
         stream = torch.cuda.Stream(self.vector.device)
@@ -148,15 +147,10 @@ class _Carrier:
             work.wait()
         return headers.wait()
 
-    def _read_shared(self, link: Link, shared: Shared) -> bool:
-        """A word says now and then what is filled, the header that all is, and a receipt that it has been read."""
-        size, peers, word = self.vector.numel(), self.group.peers, torch.zeros(1, dtype=torch.uint8)
-        receipts = Receipts(link, peers)
-        if size not in self.group.sizes_agreed:
-            Headers(self.group, link, size, False).wait()
-        going: list[Passage] = []
+    def _read_shared(self, shared: Shared) -> bool:
+        words = shared.words
         filled: list[slice] = []  # since the last word
-        coming: list[tuple[list[slice], list[Passage]]] = []  # what was not added up yet, and the words about it
+        coming: list[list[slice]] = []  # what was not added up yet, of each word
 
         def add(buckets: list[slice]) -> None:
             for bucket in buckets:
@@ -166,24 +160,22 @@ class _Carrier:
             filled.append(given[0])
             if sum(bucket.stop - bucket.start for bucket in filled) < WORD_FLOATS:
                 continue
-            tag = _FILLED + len(going)
-            going += [link.send(word, peer, tag) for peer in peers]
-            coming.append((filled, [link.receive(torch.empty_like(word), peer, tag) for peer in peers]))
+            words.tell(FILLED)
+            coming.append(filled)
             filled = []
             if len(coming) > 1:  # the one before: the others have filled it by now, or are late anyway
-                buckets, words = coming.pop(0)
-                for passage in words:
-                    passage.wait()
-                add(buckets)
+                words.hear(FILLED)
+                add(coming.pop(0))
         if given is None:
             raise RuntimeError("the group was given up")
-        any_flag = Headers(self.group, link, size, given).wait()
-        faults.point("worker.in_exchange")
-        for buckets, words in coming:
-            for passage in words:
-                passage.wait()
+        words.tell(READY, given)
+        for buckets in coming:
+            words.hear(FILLED)
             add(buckets)
+        any_flag = words.hear(READY) or given
+        faults.point("worker.in_exchange")
         add(filled)
         shared.check()
-        receipts.settle(going)
+        words.tell(READ)
+        words.hear(READ)
         return any_flag

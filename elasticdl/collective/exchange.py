@@ -19,6 +19,7 @@ from elasticdl import faults
 from elasticdl.collective.group import Group, Link, Passage
 from elasticdl.collective.shared import Shared
 from elasticdl.collective.tree import Node, halves, one_node_each, root, runs, subtrees, value
+from elasticdl.collective.words import READ, READY
 from elasticdl.errors import GroupBroken
 
 PIECE_FLOATS = 1 << 20  # measured: smaller costs messages, larger leaves nothing to overlap
@@ -61,7 +62,7 @@ def tree_total(
     if shared is not None and here and one_node_each(virtual, group.size):
         if first is not shared.mine:  # all that it is the sum of was there before this world was, or it is of one part
             shared.mine.copy_(first)
-        exchange = _Reading(group, shared, [share[0] for share in shares], virtual, flag, means_here, total)
+        exchange = _Reading(shared, [share[0] for share in shares], virtual, flag, means_here, total)
     else:
         exchange = _Exchange(group, mine, shares, virtual, flag, means_here, total)
     any_flag = group.run(exchange.carry_out)
@@ -114,7 +115,7 @@ class _Exchange:
 
     def carry_out(self, link: Link) -> bool:
         total = self.total
-        receipts = Receipts(link, self.group.peers)
+        receipts = _Receipts(link, self.group.peers)
         headers = Headers(self.group, link, self.size, self.flag)
         if self.size not in self.group.sizes_agreed:
             headers.wait()  # pieces of unequal sizes would be Gloo's end
@@ -187,7 +188,6 @@ class _Exchange:
 class _Reading:
     """The same where everybody brings one node, and all can read them."""
 
-    group: Group
     shared: Shared
     nodes: list[Node]  # by rank
     virtual: int
@@ -196,9 +196,9 @@ class _Reading:
     total: torch.Tensor
 
     def carry_out(self, link: Link) -> bool:
-        size = self.total.numel()
-        receipts = Receipts(link, self.group.peers)
-        any_flag = Headers(self.group, link, size, self.flag).wait()  # who has sent it has filled its vector
+        size, words = self.total.numel(), self.shared.words
+        words.tell(READY, self.flag)
+        any_flag = words.hear(READY) or self.flag
         faults.point("worker.in_exchange")
         for start in range(0, size, _SHARED_FLOATS):
             piece = slice(start, min(start + _SHARED_FLOATS, size))
@@ -206,7 +206,8 @@ class _Reading:
             _finish({node: (place.vector[piece], False) for node, place in brought}, self.virtual, self.total[piece])
             _divide(self.total[piece], piece, self.means, self.virtual)
         self.shared.check()
-        receipts.settle([])
+        words.tell(READ)
+        words.hear(READ)
         return any_flag
 
 
@@ -227,7 +228,7 @@ def _divide(result: torch.Tensor, piece: slice, means: int, virtual: int) -> Non
         result[: means - piece.start] /= virtual
 
 
-class Receipts:
+class _Receipts:
     """Everybody's word that it has all it needs.
 
     Gloo tells who waits for a message at once that the other side is gone, but not who waits for one to leave.
@@ -280,7 +281,7 @@ def gather_bytes(group: Group, mine: bytes) -> list[bytes]:
     peers = group.peers
 
     def carry_out(link: Link) -> list[bytes]:
-        receipts = Receipts(link, peers)
+        receipts = _Receipts(link, peers)
         length = torch.tensor([len(mine)], dtype=torch.int64)
         passages = [link.send(length, peer, _LENGTH) for peer in peers]
         lengths = [link.receive(torch.empty(1, dtype=torch.int64), peer, _LENGTH) for peer in peers]

@@ -27,20 +27,13 @@ from elasticdl.collective import nccl
 from elasticdl.collective.shared import Shared
 from elasticdl.collective.sockets import Address, listening_address, named_in, sever
 from elasticdl.collective.store import RelayedStore
+from elasticdl.collective.words import Lost, Words
 from elasticdl.errors import CalledOff, GroupBroken, WireError
 
 T = TypeVar("T")
 
 _LAST_SECONDS = 1.0  # that the end of the process waits for couriers, all together
 _SOURCE_LINE = re.compile(r"\[(?:enforce fail at )?/[^\]]*:\d+\]\s*")  # where in Gloo's sources an error was made
-
-
-class _Lost(Exception):
-    """What was to come from a peer, or to go there, did not."""
-
-    def __init__(self, peer: int, text: str) -> None:
-        self.peer = peer
-        super().__init__(text)
 
 
 class Passage:
@@ -53,7 +46,7 @@ class Passage:
         try:
             self._work.wait(self._limit)
         except RuntimeError as error:
-            raise _Lost(self._peer, str(error)) from error
+            raise Lost(self._peer, str(error)) from error
         return self._tensor
 
 
@@ -64,6 +57,7 @@ class Link:
         self._limit = timedelta(seconds=timeout_seconds)  # of each wait for a peer
         self.gloo: Any = None
         self.nccl: Any = None  # where each member has a GPU of its own
+        self.words: Words | None = None  # where all members are on one machine
         self._store, self._prefix, self._size = store, prefix, size
         self._parted = self._aborted = False
 
@@ -100,6 +94,8 @@ class Link:
         """Nothing leaves or comes in any more; whoever waits for this member, or here for another, hears of it."""
         self._parted = True
         sever(self.addresses().values())
+        if self.words is not None:
+            self.words.cut()
         self.abort_devices()
 
     def abort_devices(self) -> None:
@@ -160,6 +156,8 @@ def _courier(link: Link, errands: SimpleQueue[Errand[Any] | None]) -> None:
         del errand  # with the buffers in it
     link.abort_devices()
     link.gloo = link.nccl = None  # closes the connections; its threads are idle by now
+    if link.words is not None:
+        link.words.close()
 
 
 _couriers: weakref.WeakKeyDictionary[threading.Thread, SimpleQueue[Errand[Any] | None]] = weakref.WeakKeyDictionary()
@@ -218,6 +216,10 @@ class Group:
         self.run(lambda link: link.connect_devices(rank, device, timeout_seconds), timeout_seconds + 1)
         self.on_devices = True
 
+    def share(self, shared: Shared) -> None:
+        """Have sums go through memory that the members share."""
+        self.shared, self._link.words = shared, shared.words
+
     def _send_courier(self) -> None:
         courier = threading.Thread(
             target=_courier, args=(self._link, self._errands), name=f"world {self.generation}", daemon=True
@@ -273,7 +275,7 @@ class Group:
         if not in_time:
             raise self._break(f"generation {self.generation} did not come together within {seconds:g} s", ())
         assert errand.error is not None
-        if isinstance(errand.error, (RuntimeError, WireError, _Lost)):
+        if isinstance(errand.error, (RuntimeError, WireError, Lost)):
             raise self._blame(errand.error) from errand.error
         raise errand.error
 
@@ -281,7 +283,7 @@ class Group:
         if isinstance(error, GroupBroken):
             return self._break(str(error), error.suspects)
         named = [rank for rank in named_in(str(error), self._link.addresses()) if rank != self.rank]
-        asked = [error.peer] if isinstance(error, _Lost) else []
+        asked = [error.peer] if isinstance(error, Lost) else []
         suspects = tuple(self.members[rank] for rank in named or asked or self._link.unheard())
         lines = _SOURCE_LINE.sub("", str(error)).splitlines() or [type(error).__name__]
         what = lines[0].partition(". This is typically")[0]

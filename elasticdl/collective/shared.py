@@ -1,8 +1,7 @@
 """Memory that workers on one machine share: each reads what the others bring to a sum where they have put it.
 
 Gloo takes the same numbers through sockets, which costs each of two workers four copies and a dozen system calls a
-megabyte. Who has put numbers there, and who has read them, is still said through Gloo, so that all that ends an
-exchange ends this one, too.
+megabyte. Who has put numbers there, and who has read them, is said in words.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from elasticdl.collective.words import Words
 
 MOST_MEMBERS = 4  # everybody reads what everybody brings: among more, the ring of Gloo moves less
 _WORD_BYTES = 16
@@ -106,6 +107,7 @@ class Shared:
     places: Sequence[Place]
     rank: int
     generation: int
+    words: Words
 
     @property
     def mine(self) -> torch.Tensor:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from elasticdl.collective.group import Group
 from elasticdl.collective.shared import Segment, Shared, reached
 from elasticdl.collective.store import RelayedStore
+from elasticdl.collective.words import Door, Words
 
 SECONDS = 20.0
 
@@ -26,11 +27,24 @@ def world(size: int, generation: int = 1) -> list[Group]:
         return [group.result() for group in built]
 
 
+def talking(size: int) -> list[Words]:
+    """The words of all members, by rank."""
+    doors = [Door() for _ in range(size)]
+    offers = [door.offer() for door in doors]
+    with ThreadPoolExecutor(size) as pool:
+        met = [pool.submit(door.meet, rank, offers, SECONDS) for rank, door in enumerate(doors)]
+        found = [words for answer in met if (words := answer.result()) is not None]
+    for door in doors:
+        door.close()
+    assert len(found) == size
+    return found
+
+
 def sharing(size: int, floats: int) -> tuple[list[Group], list[Segment]]:
     groups, segments = world(size), [Segment(floats) for _ in range(size)]
-    offers = [segment.offer(1) for segment in segments]
+    offers, words = [segment.offer(1) for segment in segments], talking(size)
     for rank, group in enumerate(groups):
         theirs = [reached(offer, floats) for offer in offers]
         places = [segments[rank].place if r == rank else place for r, place in enumerate(theirs)]
-        group.shared = Shared([place for place in places if place is not None], rank, 1)
+        group.share(Shared([place for place in places if place is not None], rank, 1, words[rank]))
     return groups, segments
