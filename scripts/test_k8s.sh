@@ -2,7 +2,9 @@
 # Runs the tests that need a Kubernetes cluster or a Docker engine (those marked `kubernetes` and `docker`; the latter
 # are skipped where no engine answers).
 #
-#   scripts/test_k8s.sh [--context NAME] [pytest arguments]
+#   scripts/test_k8s.sh [--short] [--context NAME] [pytest arguments]
+#
+# --short leaves those out that take minutes each (marked `long`): tutorials, and whole jobs from images.
 #
 # Which cluster, in this order:
 #   1. the kubeconfig context NAME (also: ELASTICDL_K8S_CONTEXT=NAME); it must be reachable;
@@ -19,6 +21,11 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
 local_cluster=../shared/kube/cluster
 context=${ELASTICDL_K8S_CONTEXT:-}
+marks="kubernetes or docker"
+if [ "${1:-}" = --short ]; then
+  marks="($marks) and not long"
+  shift
+fi
 if [ "${1:-}" = --context ]; then
   context=${2:?--context needs a name}
   shift 2
@@ -63,7 +70,7 @@ if [ -n "$started" ] || has "$own_image" >/dev/null; then
   export ELASTICDL_K8S_IMAGE=${ELASTICDL_K8S_IMAGE:-$own_image} ELASTICDL_K8S_PULL=${ELASTICDL_K8S_PULL:-Never}
 fi
 if [ $# -gt 0 ]; then
-  "$python" -m pytest -q -m "kubernetes or docker" "$@"
+  "$python" -m pytest -q -m "$marks" "$@"
   exit
 fi
 # Those whose pods only wait for orders, two files at a time; then whole jobs, which need the node's room for themselves.
@@ -73,6 +80,6 @@ for file in tests/kubernetes/test_*.py; do
   [[ " ${waiting[*]} " == *" $file "* ]] || jobs+=("$file")
 done
 code=0
-"$python" -m pytest -q -m "kubernetes or docker" -n 2 --dist loadfile --deselect="${jobs[0]}" "${waiting[@]}" || code=$?
-"$python" -m pytest -q -m "kubernetes or docker" "${jobs[@]}" || code=$?
+"$python" -m pytest -q -m "$marks" -n 2 --dist loadfile --deselect="${jobs[0]}" "${waiting[@]}" || code=$?
+"$python" -m pytest -q -m "$marks" "${jobs[@]}" || code=$?
 exit $code

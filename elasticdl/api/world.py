@@ -6,7 +6,6 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from elasticdl.collective.shared import MOST_MEMBERS, Segment, Shared, reached
 from elasticdl.collective.store import RelayedStore
 from elasticdl.collective.transfer import receive_state, send_state
 from elasticdl.collective.tree import one_node_each, runs
-from elasticdl.collective.words import Door
+from elasticdl.collective.words import Door, door
 from elasticdl.wire import control_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -141,33 +140,46 @@ class Formation:
         Each says its GPU as well. Where no two share one, NCCL adds up what is on them. And each says where its memory
         for sums is: they go through that where all members can read it.
         """
-        fits = 1 < group.size <= MOST_MEMBERS
-        if fits and self.ordered:
-            fits = one_node_each(self.parts(group.size), group.size)
         mine: dict[str, Any] = {"evaluated": sorted(self.control.evaluations), "device": nccl.device_name(self.device)}
-        with ExitStack() as stack:
-            door = stack.enter_context(closing(Door())) if self.segment is not None and fits else None
-            if door is not None and self.segment is not None:
-                mine["memory"] = {**self.segment.offer(group.generation), "door": door.offer()}
+        opened = door() if self._fits(group.size) else None
+        try:
+            if opened is not None and self.segment is not None:
+                mine["memory"] = {**self.segment.offer(group.generation), "door": opened.offer()}
             found = [json.loads(text) for text in gather_bytes(group, json.dumps(mine).encode())]
             if nccl.usable([said["device"] for said in found]):
                 self.control.doing("build")
                 group.connect_devices(self.device, DEVICES_SECONDS)
-            elif door is not None and all("memory" in said for said in found):
-                self._share(group, [said["memory"] for said in found], door)
+            elif opened is not None and all("memory" in said for said in found):
+                self._share(group, [said["memory"] for said in found], opened)
+        finally:
+            if opened is not None:
+                opened.close()
         return [set(said["evaluated"]) for said in found]
 
-    def _share(self, group: Group, offers: Sequence[Mapping[str, Any]], door: Door) -> None:
+    def _fits(self, members: int) -> bool:
+        """Whether sums of so many can go through memory that they share, if they can read it."""
+        if self.segment is None or not 1 < members <= MOST_MEMBERS:
+            return False
+        return not self.ordered or one_node_each(self.parts(members), members)
+
+    def _share(self, group: Group, offers: Sequence[Mapping[str, Any]], opened: Door) -> None:
         """One for whom the memory of another is out of reach is enough to do without it."""
         assert self.segment is not None
         mine = self.segment.place
         places = [mine if r == group.rank else reached(o, mine.vector.numel()) for r, o in enumerate(offers)]
         there = [place for place in places if place is not None]
-        if not all(gather_bytes(group, b"all" if len(there) == group.size else b"")):
-            return
         rank, doors = group.rank, [offer["door"] for offer in offers]
-        words = group.run(lambda link: door.meet(rank, doors, DOOR_SECONDS), DOOR_SECONDS + 1)
-        ready = words is not None and self.segment.reserve()
-        if all(gather_bytes(group, b"ready" if ready else b"")) and words is not None:
+        near = len(there) == group.size and len({door["network"] for door in doors}) == 1
+        if not all(gather_bytes(group, b"near" if near else b"")):
+            return
+        words = group.run(lambda link: opened.meet(rank, doors, DOOR_SECONDS), DOOR_SECONDS + 1)
+        try:
+            ready = words is not None and self.segment.reserve()
+            all_ready = all(gather_bytes(group, b"ready" if ready else b""))
+            if words is None or not all_ready:
+                return
             group.share(Shared(there, rank, group.generation, words))
-            log.info("All workers are on one machine: sums go through memory that they share")
+        finally:
+            if words is not None and group.shared is None:
+                words.close()
+        log.info("All workers are on one machine: sums go through memory that they share")

@@ -13,6 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 _WORD = struct.Struct("<BB")  # what is said, and a flag
 _GREETING = struct.Struct("<16sq")  # a word that only members know, and who it is
@@ -37,7 +38,7 @@ class Words:
         """Say it to everybody: it is short enough never to wait."""
         for peer, there in self._sockets.items():
             try:
-                there.sendall(_WORD.pack(what, flag))
+                there.sendall(_WORD.pack(what, flag), socket.MSG_NOSIGNAL)
             except OSError as error:
                 raise Lost(peer, str(error)) from error
 
@@ -72,14 +73,15 @@ class Door:
     """Where the others of a world reach this member. Its name is in no file system, and goes with it."""
 
     def __init__(self) -> None:
-        self._word = secrets.token_bytes(16)
+        self._word, self._network = secrets.token_bytes(16), str(Path("/proc/self/ns/net").readlink())
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.bind(b"\0elasticdl-" + secrets.token_hex(16).encode())
         self._listening.listen(16)
 
     def offer(self) -> Mapping[str, str]:
-        name = self._listening.getsockname()
-        return {"name": bytes(name).hex(), "word": self._word.hex()}
+        """What others need to find it, and the network in which its name is known."""
+        name = bytes(self._listening.getsockname())
+        return {"name": name.hex(), "word": self._word.hex(), "network": self._network}
 
     def meet(self, rank: int, offers: Sequence[Mapping[str, str]], seconds: float) -> Words | None:
         """Connect to those before this member, let those behind it in; None where one does not come within `seconds`.
@@ -93,7 +95,7 @@ class Door:
                 found[peer] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 found[peer].settimeout(_left(deadline))
                 found[peer].connect(bytes.fromhex(offer["name"]))
-                found[peer].sendall(_GREETING.pack(bytes.fromhex(offer["word"]), rank))
+                found[peer].sendall(_GREETING.pack(bytes.fromhex(offer["word"]), rank), socket.MSG_NOSIGNAL)
             while len(found) < len(offers) - 1:
                 self._let_in(found, range(rank + 1, len(offers)), deadline)
         except OSError:
@@ -107,19 +109,29 @@ class Door:
     def _let_in(self, found: dict[int, socket.socket], expected: range, deadline: float) -> None:
         self._listening.settimeout(_left(deadline))
         there, _ = self._listening.accept()
-        there.settimeout(_left(deadline))
-        greeting = there.recv(_GREETING.size, socket.MSG_WAITALL)
-        if len(greeting) == _GREETING.size:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(there)  # a stranger's is closed
+            there.settimeout(_left(deadline))
+            greeting = there.recv(_GREETING.size, socket.MSG_WAITALL)
+            if len(greeting) < _GREETING.size:
+                return
             word, peer = _GREETING.unpack(greeting)
             if secrets.compare_digest(word, self._word) and peer in expected and peer not in found:
                 found[peer] = there
-                return
-        there.close()  # a stranger
+                stack.pop_all()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # whoever waits there waits no longer
         self._listening.close()
+
+
+def door() -> Door | None:
+    """None where the system has no such sockets, or no more of them."""
+    try:
+        return Door()
+    except OSError:
+        return None
 
 
 def _left(deadline: float) -> float:

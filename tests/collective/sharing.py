@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from elasticdl.collective.group import Group
@@ -40,8 +41,8 @@ def talking(size: int) -> list[Words]:
     return found
 
 
-def sharing(size: int, floats: int) -> tuple[list[Group], list[Segment]]:
-    groups, segments = world(size), [Segment(floats) for _ in range(size)]
+def sharing(size: int, floats: int, segments: Sequence[Segment] = ()) -> tuple[list[Group], Sequence[Segment]]:
+    groups, segments = world(size), segments or [Segment(floats) for _ in range(size)]
     offers, words = [segment.offer(1) for segment in segments], talking(size)
     for rank, group in enumerate(groups):
         theirs = [reached(offer, floats) for offer in offers]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -122,3 +124,24 @@ def test_memory_is_taken_when_it_is_reserved() -> None:
     assert file.stat().st_blocks * 512 < 1 << 20
     assert segment.reserve()
     assert file.stat().st_blocks * 512 >= 4 << 20
+
+
+def test_worlds_that_share_memory_leave_no_open_files_and_no_threads_behind() -> None:
+    segments: Sequence[Segment] = ()
+
+    def churn(worlds: int) -> tuple[int, int]:
+        nonlocal segments
+        for _ in range(worlds):
+            groups, segments = sharing(2, SIZE, segments)
+            with ThreadPoolExecutor(2) as pool:
+                for answer in [pool.submit(add_up, group, torch.ones(SIZE)) for group in groups]:
+                    answer.result()
+            for group in groups:
+                group.close()
+        for thread in threading.enumerate():
+            if thread.name.startswith("world "):
+                thread.join(10)
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    before, after = churn(5), churn(30)
+    assert after[0] <= before[0] + 3 and after[1] <= before[1] + 1, f"{before} files and threads became {after}"
