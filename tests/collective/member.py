@@ -103,6 +103,7 @@ class Tasks:
         fresh: bool = False,
         piece: int = 0,
         device: str = "cpu",
+        means: int = 0,
     ) -> tuple[str, bool, int]:
         """One step's deterministic sum: its digest, the flag, and how many parts had to be computed for it."""
         assert self.group is not None
@@ -112,7 +113,7 @@ class Tasks:
         computed = self.compute(virtual, size, step)
         run = runs(virtual, self.group.size)[self.group.rank]
         nodes = {node: tensor.to(device) for node, tensor in self.sums[step].nodes(*run).items()}
-        total, any_flag = tree_total(self.group, nodes, virtual, flag)
+        total, any_flag = tree_total(self.group, nodes, virtual, flag, means)
         return digest(total.cpu()), any_flag, computed
 
     def totals(self, virtual: int, size: int, steps: range) -> list[str]:

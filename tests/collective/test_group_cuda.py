@@ -16,8 +16,8 @@ from elasticdl.collective.group import Group
 from elasticdl.collective.nccl import device_name, usable
 from elasticdl.collective.store import RelayedStore
 from elasticdl.errors import CalledOff
-from tests.collective.member import contribution
-from tests.collective.oracle import expected
+from tests.collective.member import contribution, digest
+from tests.collective.oracle import expected, tree_sum
 from tests.collective.plain import plain_total
 from tests.collective.relay import Relay
 
@@ -108,3 +108,7 @@ def test_ranks_that_share_a_gpu_add_up_through_main_memory(relay: Relay) -> None
         torch.testing.assert_close(torch.tensor(answer.result(60)[0]).double(), exact, rtol=1e-5, atol=1e-3)
     answers = [m.tell("total", virtual=4, size=5000, step=3, device="cuda:0") for m in members]
     assert [a.result(60)[0] for a in answers] == [expected(4, 5000, 3)] * 2
+    answers = [m.tell("total", virtual=4, size=5000, step=3, device="cuda:0", means=4990) for m in members]
+    wanted = tree_sum([contribution(5000, 3, v) for v in range(4)])
+    wanted[:4990] /= 4
+    assert [a.result(60)[0] for a in answers] == [digest(wanted)] * 2
