@@ -24,7 +24,8 @@ from tests.cluster.kubernetes_stage import CONTEXT, as_account, kubectl
 MASTER = "elasticdl-j-master"
 KINDS = "configmaps,secrets,services,networkpolicies,leases,pods"
 # What masters do here. The result of one that ends is put on its pod by the test.
-ENDS = "echo Evaluation metrics; until [ -e /tmp/end ]; do sleep 0.1; done"
+# A moment later than it is told to: kubectl may wait for ever for the end of a command whose container is gone.
+ENDS = "echo Evaluation metrics; until [ -e /tmp/end ]; do sleep 0.1; done; sleep 3"
 WAITS, CRASHES = "echo $$ > /tmp/pid; trap 'exit 143' TERM; sleep 600 & wait", "echo last words; exit 3"
 DEAF = "trap '' TERM; while true; do sleep 1; done"
 OVERLAY = """
