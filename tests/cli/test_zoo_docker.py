@@ -303,6 +303,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @needs_base
 @pytest.mark.timeout(1500)
+@pytest.mark.long
 def test_a_zoo_on_local_wheels_is_built_offline_runs_as_nobody_special_and_a_changed_model_costs_one_layer(
     here: Path, image: str, wheels: Path, capsys: Output
 ) -> None:

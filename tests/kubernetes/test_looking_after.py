@@ -249,6 +249,7 @@ def test_following_outlives_a_master_and_ends_with_the_job_that_is_stopped_with_
     assert "it does not run: it stopped" in elasticdl("stop", "runner", "-n", namespace, code=2)
 
 
+@pytest.mark.long
 def test_the_command_that_stop_prints_goes_on_with_the_job_wherever_it_is_typed(
     namespace: str, data: Path, tmp_path: Path
 ) -> None:

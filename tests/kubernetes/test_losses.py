@@ -62,6 +62,7 @@ def test_a_lost_worker_is_followed_by_the_next_index_and_a_lost_server_by_itself
     run(story(), SECONDS)
 
 
+@pytest.mark.long
 def test_a_drained_server_master_and_keeper_come_back_and_every_record_is_trained_once(
     run: Run, jobs_namespace: str, shared: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_drained_server_master_and_keeper_come_back_and_every_record_is_traine
     run(story(), SECONDS)
 
 
+@pytest.mark.long
 def test_a_job_all_of_whose_pods_are_drained_from_its_node_is_saved_first_and_goes_on_where_it_was(
     run: Run, jobs_namespace: str, shared: Path
 ) -> None:
