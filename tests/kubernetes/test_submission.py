@@ -307,11 +307,12 @@ def test_a_submission_that_is_interrupted_at_any_moment_leaves_nothing(namespace
 def test_a_node_can_be_drained_without_being_forced(namespace: str, make: Make) -> None:
     async def story() -> None:
         async with reach() as api:
-            await submitted(api, make())
-        await until(lambda: phase(namespace) == "Running")
+            await submitted(api, make(job_name="sentaway"))  # a name of its own: others' pods are on the node as well
 
     run(story())
-    node = master(namespace)["spec"]["nodeName"]
+    pod = "elasticdl-sentaway-master"
+    kubectl("wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=100s", namespace=namespace)
+    node = kubectl("get", "pod", pod, "-o", "jsonpath={.spec.nodeName}", namespace=namespace)
     told = ["--dry-run=client", "--delete-emptydir-data", "--ignore-daemonsets"]
-    said = kubectl("drain", node, *told, f"--pod-selector={names.LABEL_JOB}=j")
-    assert f"evicting pod {namespace}/{MASTER}" in said
+    said = kubectl("drain", node, *told, f"--pod-selector={names.LABEL_JOB}=sentaway")
+    assert f"evicting pod {namespace}/{pod}" in said
