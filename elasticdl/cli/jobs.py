@@ -181,6 +181,8 @@ async def _status(args: argparse.Namespace, places: Places) -> int:
         status = await last_status(job, job.answer_seconds)
     except Unreachable as error:  # not started yet, or between two lives
         silence, job = str(error), await job.again()
+        if not job.running:  # it has ended meanwhile
+            status = await last_status(job, job.answer_seconds)
     if args.json:
         print(json.dumps(_as_json(job, status), indent=None if args.watch else 1, allow_nan=False))
         return 0
