@@ -6,7 +6,7 @@ import copy
 import json
 import shlex
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,14 @@ Show = Callable[..., str]
 def status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Show]:
     """`elasticdl status mnist` with these objects in the namespace: what it printed."""
     lists: dict[str, list[Object]] = {"configmaps": [], "pods": [], "events": []}
+    later: list[list[Object]] = []  # pods, once they were listed
 
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = json.dumps({"items": lists[self.path.partition("?")[0].rpartition("/")[2]]}).encode()
+            kind = self.path.partition("?")[0].rpartition("/")[2]
+            body = json.dumps({"items": lists[kind]}).encode()
+            if kind == "pods" and later:
+                lists["pods"] = later.pop(0)
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -53,10 +57,11 @@ def status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     (tmp_path / "config").write_text(json.dumps(kubeconfig))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
 
-    def show(*objects: Object) -> str:
+    def show(*objects: Object, then: list[Object] | None = None, flags: Sequence[str] = ()) -> str:
         lists["configmaps"] = [thing for thing in objects if "kind" in thing]
         lists["pods"] = [thing for thing in objects if "kind" not in thing]
-        assert main(["status", "mnist", "--namespace=team"]) == 0
+        later[:] = [then] if then is not None else []
+        assert main(["status", "mnist", "--namespace=team", *flags]) == 0
         return capsys.readouterr().out
 
     yield show
@@ -67,6 +72,15 @@ def status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def failed(reason: str, state: Object) -> Object:
     text = json.dumps({"outcome": "failed", "reason": reason, "exit_code": 1, "status": {}})
     return pod(names.MASTER, "Failed", state, meta={"annotations": {names.ANNOTATION_RESULT: text}})
+
+
+def test_a_job_that_ends_while_its_master_is_asked_is_shown_with_its_last_status(status: Show) -> None:
+    last = {"job": "mnist", "phase": "failed", "records_done": "7", "records_total": "20"}
+    text = json.dumps({"outcome": "failed", "reason": "no room", "exit_code": 1, "status": last})
+    over = pod(names.MASTER, "Failed", ended(1), meta={"annotations": {names.ANNOTATION_RESULT: text}})
+    found = json.loads(status(config(), pod(names.MASTER, "Pending"), KEEPER, then=[over], flags=["--json"]))
+    assert (found["state"], found["reason"]) == ("failed", "no room")
+    assert found["status"] is not None and found["status"]["records_done"] == 7
 
 
 @pytest.mark.parametrize("role", ["worker", "ps"])
