@@ -19,11 +19,11 @@ SECONDS = 20.0
 
 # Meets the one behind the offer that it is given, says one word, and then nothing any more.
 PEER = """
-import json, sys, time
+import json, signal, sys
 from elasticdl.collective.words import READY, Door
 words = Door().meet(1, [json.loads(sys.argv[1]), {}], 20.0)
 words.tell(READY)
-time.sleep(60)
+signal.pause()
 """
 
 
