@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -11,6 +12,7 @@ sys.path.insert(0, str(ROOT))
 from elasticdl.job.knob import COMMANDS, Knob  # noqa: E402
 from elasticdl.job.spec import GROUPS, knobs  # noqa: E402
 
+WIDTH = 116
 PAGE = ROOT / "docs" / "reference" / "flags.md"
 HEAD = """# Flags
 
@@ -32,19 +34,18 @@ reads. This page is made from `JobSpec` by `scripts/make_reference.py`.
 def page() -> str:
     """The whole page."""
     sections = [HEAD]
-    for part in GROUPS:
-        rows = [_row(knob) for knob in knobs().values() if knob.group == part.title]
-        sections.append(
-            f"## {part.title}\n\n| flag | value | default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
-        )
+    for group in GROUPS:
+        entries = [_entry(knob) for knob in knobs().values() if knob.group == group.title]
+        sections.append(f"## {group.title}\n\n" + "\n".join(entries) + "\n")
     return "\n".join(sections)
 
 
-def _row(knob: Knob) -> str:
+def _entry(knob: Knob) -> str:
+    value = " or ".join(f"`{choice}`" for choice in knob.choices) or f"`{knob.metavar}`"
     default = knob.spell(knob.default)
-    value = " ".join(f"`{choice}`" for choice in knob.choices) or knob.metavar.replace("|", " or ")
-    flag = f"`{knob.flag}`" + "".join(f"<br>also `--{alias}`" for alias in knob.aliases)
-    return f"| {flag} | {value} | {f'`{default}`' if default else ''} | {_about(knob)} |"
+    also = "".join(f", also `--{alias}`" for alias in knob.aliases)
+    head = f"- `{knob.flag}`{also}: {value}" + (f", default `{default}`" if default else "") + "."
+    return "\n  ".join([head, *textwrap.wrap(_about(knob), WIDTH - 2, break_long_words=False, break_on_hyphens=False)])
 
 
 def _about(knob: Knob) -> str:
@@ -59,7 +60,7 @@ def _about(knob: Knob) -> str:
         text += f" **Not in this release yet:** {knob.later}."
     elif knob.later:
         text += " **Not in this release yet:** " + ", ".join(f"`{value}`" for value in knob.later) + "."
-    return text.replace("|", "\\|")
+    return text
 
 
 def main() -> int:
