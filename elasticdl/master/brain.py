@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.job import Job
 from elasticdl.core.plan import Kind, Shard
 from elasticdl.core.replicas import State
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 from elasticdl.wire import control_pb2 as pb
 
 
@@ -100,7 +100,7 @@ def events_of_hello(replica: str, hello: pb.Hello) -> list[e.Event]:
 class Brain:
     """The job's decisions as effects: messages to send, and commands that only the shell can carry out."""
 
-    job: Job
+    job: ParameterServerMachine
     checkpoint_dir: str = ""
 
     def decide(self, event: e.Event, now: float) -> list[Effect]:

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 from elasticdl.core import events as e
-from elasticdl.core.job import Job
 from elasticdl.core.replicas import PREEMPTED, State
 from elasticdl.errors import Refused
 from elasticdl.job.names import WORKER, replica_name
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 from elasticdl.wire import control_pb2 as pb
 
 DECIDE_SECONDS = 10.0
@@ -19,7 +19,9 @@ UID = "by hand"  # no cluster gave them one
 class Hands:
     """Belongs to the master's loop."""
 
-    def __init__(self, job: Job, hear: Callable[[e.Event], None], job_json: str, datasets: str) -> None:
+    def __init__(
+        self, job: ParameterServerMachine, hear: Callable[[e.Event], None], job_json: str, datasets: str
+    ) -> None:
         self._job, self._hear = job, hear
         self._part = pb.JoinReply(job=job_json, datasets=datasets)
         self._coming: dict[int, asyncio.Future[None]] = {}

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from elasticdl.core import events
-from elasticdl.core.allreduce_job import AllreduceJob
-from elasticdl.core.job import Job
 from elasticdl.errors import JobFailed, VolumeAway
+from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 
 SNAPSHOT_EVENTS = 5000
-Machine = TypeVar("Machine", Job, AllreduceJob)
+Machine = TypeVar("Machine", ParameterServerMachine, AllreduceMachine)
 
 
 class Journal:
@@ -77,7 +77,9 @@ class Journal:
         """Whether it holds anything of the job's life yet."""
         return self._seq > 0 or self._db.execute("SELECT count(*) FROM state").fetchone()[0] > 0
 
-    def keep_state(self, job: Job | AllreduceJob, now: float, every: int = SNAPSHOT_EVENTS) -> None:
+    def keep_state(
+        self, job: ParameterServerMachine | AllreduceMachine, now: float, every: int = SNAPSHOT_EVENTS
+    ) -> None:
         """Replace the events by the state they led to, when there are many."""
         if self._since_state < every:
             return

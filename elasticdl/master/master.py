@@ -17,8 +17,6 @@ from elasticdl.cluster import protocol
 from elasticdl.cluster.protocol import Cluster, Exit, ReplicaPhase, ReplicaRequest, ReplicaStatus
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.allreduce_job import AllreduceJob
-from elasticdl.core.job import Job
 from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, TURNED_AWAY
 from elasticdl.errors import Refused, Unreachable
 from elasticdl.job import loglines
@@ -32,6 +30,8 @@ from elasticdl.master.servicer import Streams
 from elasticdl.master.status import Chronicle, phase, status
 from elasticdl.master.world_brain import WorldBrain
 from elasticdl.master.world_status import world_phase, world_status
+from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.usage import Meter
 
@@ -56,13 +56,14 @@ def cause_of(end: Exit) -> str:
 
 class Master:
     def __init__(
-        self, job: Job | AllreduceJob, now: float, journal: Journal, cluster: Cluster, actions: Actions, token: str,
+        self, job: ParameterServerMachine | AllreduceMachine,
+        now: float, journal: Journal, cluster: Cluster, actions: Actions, token: str,
         starts: int, clock: Callable[[], float] = time.time, datasets: str = "",
     ) -> None:  # fmt: skip
         self.job, self.journal, self.cluster, self.actions = job, journal, cluster, actions
         self.chronicle = Chronicle(journal.fact("started_at") or clock())
         self.brain: Brain | WorldBrain
-        if isinstance(job, AllreduceJob):
+        if isinstance(job, AllreduceMachine):
             run = int(self.chronicle.started_at * 1e6)
             self.brain = WorldBrain(job, actions.checkpoint_dir, str(actions.spec.output or ""), run)
         else:
@@ -72,14 +73,14 @@ class Master:
         self._errands: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()  # of the cluster, in order
         self._deleting: dict[str, asyncio.Task[None]] = {}  # names of checkpoints that are about to be gone
         self.hands: Hands | None = None
-        if isinstance(job, Job) and job.terms.by_hand:
+        if isinstance(job, ParameterServerMachine) and job.terms.by_hand:
             self.hands = Hands(job, self._inbox.put_nowait, actions.spec.to_json(), datasets)
         self.streams = Streams(
             token, starts, self._inbox.put_nowait, job.replicas.admits, self.status,
             refuses=job.refused, aside=self._aside, came=self.hands.come if self.hands is not None else None,
             datasets=datasets,
         )  # fmt: skip
-        self.relay = Relay(job, self.streams.send) if isinstance(job, AllreduceJob) else None
+        self.relay = Relay(job, self.streams.send) if isinstance(job, AllreduceMachine) else None
         self._said_at = 0.0
         self._meter = Meter()
         self._decided = asyncio.Event()
@@ -91,7 +92,7 @@ class Master:
         return self._now
 
     def status(self) -> pb.Status:
-        if isinstance(self.job, AllreduceJob):
+        if isinstance(self.job, AllreduceMachine):
             out = world_status(self.job, self.chronicle, self.now(), self._starts)
         else:
             out = status(self.job, self.chronicle, self.now(), self._starts)
@@ -195,7 +196,7 @@ class Master:
         self.journal.keep_state(self.job, self.now())
         self._decided.set()
 
-    async def until(self, so: Callable[[Job | AllreduceJob], bool]) -> None:
+    async def until(self, so: Callable[[ParameterServerMachine | AllreduceMachine], bool]) -> None:
         """Ends when it is so of the job."""
         while not so(self.job):
             self._decided.clear()
@@ -245,7 +246,7 @@ class Master:
                 self._announce(f"the job {outcome}: {reason}")
 
     def _publish(self, command: c.PublishCheckpoint) -> str:
-        if isinstance(self.job, AllreduceJob):
+        if isinstance(self.job, AllreduceMachine):
             return self.actions.publish_state(command, self.job.evaluations, self.job.bad_records, self.job.open_cuts)
         return self.actions.publish(command, self.job.shards.bad_records)
 
@@ -297,7 +298,7 @@ class Master:
         self.chronicle.progress(now, at.records)
         if now - self._said_at >= PROGRESS_SECONDS and at.version:
             self._said_at = now
-            doing = world_phase(self.job) if isinstance(self.job, AllreduceJob) else phase(self.job)
+            doing = world_phase(self.job) if isinstance(self.job, AllreduceMachine) else phase(self.job)
             log.info(
                 "%s: %d of %d records, step %d, loss %s, %.0f records/s",
                 doing, at.records, at.total_records, at.version,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from elasticdl.core import events as e
-from elasticdl.core.allreduce_job import AllreduceJob
-from elasticdl.core.membership import Phase
-from elasticdl.core.pulses import EXCHANGES, Pulses
+from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
+from elasticdl.strategies.allreduce.core.membership import Phase
+from elasticdl.strategies.allreduce.core.pulses import EXCHANGES, Pulses
 from elasticdl.wire import control_pb2 as pb
 
 COMMIT_SECONDS = 0.5  # how often the journal hears how far training is
@@ -17,7 +17,7 @@ AGAIN_SECONDS = 0.5  # in which pulses come that waited for this process, if it 
 class Relay:
     """The store behind the newest world's process group, and the pulses of its members."""
 
-    def __init__(self, job: AllreduceJob, send: Callable[[str, pb.ToReplica], None]) -> None:
+    def __init__(self, job: AllreduceMachine, send: Callable[[str, pb.ToReplica], None]) -> None:
         self._job, self._send = job, send
         self._generation = 0
         self._values: dict[str, pb.Stored] = {}

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from elasticdl.collective.manifest import changed as changed_knobs
 from elasticdl.collective.manifest import read_state_manifest
-from elasticdl.core.allreduce_job import AllreduceJob
 from elasticdl.core.checkpoints import Checkpoint
-from elasticdl.core.job import Job
 from elasticdl.core.plan import BadRecord, EpochDone, Position
 from elasticdl.data.dataset import Dataset
 from elasticdl.errors import JobFailed
 from elasticdl.job.spec import JobSpec
 from elasticdl.ps.snapshot import read_manifest
+from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 
 
-def restored(job: Job, directory: Path, spec: JobSpec, training: Dataset) -> Job:
+def restored(job: ParameterServerMachine, directory: Path, spec: JobSpec, training: Dataset) -> ParameterServerMachine:
     """The job with the data position of a checkpoint. The order of records must be the one it was made with."""
     manifest = read_manifest(directory)
     now = {
@@ -47,7 +47,7 @@ def restored(job: Job, directory: Path, spec: JobSpec, training: Dataset) -> Job
     return job
 
 
-def state_restored(job: AllreduceJob, directory: Path, spec: JobSpec, training: Dataset) -> AllreduceJob:
+def state_restored(job: AllreduceMachine, directory: Path, spec: JobSpec, training: Dataset) -> AllreduceMachine:
     """An all-reduce job that goes on from a checkpoint."""
     manifest = read_state_manifest(directory)
     differ = [f"--{name} (was {then})" for name, then in changed_knobs(manifest, spec)]

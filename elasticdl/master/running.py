@@ -14,8 +14,6 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 
 from elasticdl.cluster.protocol import Cluster
-from elasticdl.core.allreduce_job import AllreduceJob
-from elasticdl.core.job import Job
 from elasticdl.data.dataset import Dataset
 from elasticdl.errors import ElasticDLError, JobFailed, SentAway
 from elasticdl.files import write_durably
@@ -26,6 +24,8 @@ from elasticdl.master.journal import Journal
 from elasticdl.master.master import Master
 from elasticdl.master.resume import restored, state_restored
 from elasticdl.master.terms import allreduce_terms_of, terms_of
+from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 from elasticdl.wire import tls
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
 from elasticdl.wire.link import SERVER_OPTIONS
@@ -105,7 +105,9 @@ def conclude(paths: names.JobPaths, result: Result) -> None:
     write_durably(paths.result, json.dumps(result, indent=1).encode())
 
 
-def _recover(spec: JobSpec, training: Dataset, validation: int, journal: Journal) -> tuple[Job | AllreduceJob, float]:
+def _recover(
+    spec: JobSpec, training: Dataset, validation: int, journal: Journal
+) -> tuple[ParameterServerMachine | AllreduceMachine, float]:
     """The job as the journal left it, or as it begins."""
     known = journal.fact("data")
     if known is None:
@@ -114,12 +116,12 @@ def _recover(spec: JobSpec, training: Dataset, validation: int, journal: Journal
         changed = "; ".join(Dataset.from_json(known).difference(training))
         raise JobFailed(f"the training data changed while the job was running: {changed}")
     if spec.distribution_strategy == "AllreduceStrategy":
-        begin = AllreduceJob.new(allreduce_terms_of(spec, training.records, validation))
+        begin = AllreduceMachine.new(allreduce_terms_of(spec, training.records, validation))
         if spec.checkpoint_dir_for_init and not journal.begun:
             begin = state_restored(begin, Path(spec.checkpoint_dir_for_init), spec, training)
             journal.keep_state(begin, 0.0, every=0)
         return journal.recover(begin)
-    start = Job.new(terms_of(spec, training.records, validation))
+    start = ParameterServerMachine.new(terms_of(spec, training.records, validation))
     if spec.checkpoint_dir_for_init and not journal.begun:
         # Kept in the journal: the next master needs the old checkpoint no more.
         start = restored(start, Path(spec.checkpoint_dir_for_init), spec, training)

@@ -6,8 +6,8 @@ import json
 from collections import deque
 from dataclasses import dataclass, field
 
-from elasticdl.core.job import Job
 from elasticdl.core.replicas import State
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 from elasticdl.wire import control_pb2 as pb
 
 RATE_SECONDS = 30.0
@@ -39,7 +39,7 @@ class Chronicle:
         return (n1 - n0) / (t1 - t0) if t1 > t0 else 0.0
 
 
-def phase(job: Job) -> str:
+def phase(job: ParameterServerMachine) -> str:
     if job.outcome:
         return job.outcome
     if job.stopping:
@@ -57,7 +57,7 @@ def phase(job: Job) -> str:
     return "training"
 
 
-def status(job: Job, chronicle: Chronicle, now: float, master_starts: int) -> pb.Status:
+def status(job: ParameterServerMachine, chronicle: Chronicle, now: float, master_starts: int) -> pb.Status:
     shards = job.shards
     leases: dict[str, list[str]] = {}
     for s in sorted(shards.leased.values(), key=lambda s: s.turn):

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elasticdl.core.allreduce_state import AllreduceTerms
 from elasticdl.core.checkpoints import Schedule
-from elasticdl.core.job import Terms
 from elasticdl.core.plan import Plan
 from elasticdl.core.replicas import Budget
 from elasticdl.core.steps import StepPlan
 from elasticdl.job import names, places
 from elasticdl.job.modes import mode
 from elasticdl.job.spec import JobSpec
+from elasticdl.strategies.allreduce.core.state import AllreduceTerms
+from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
 
 
-def terms_of(spec: JobSpec, training_records: int, validation_records: int) -> Terms:
-    return Terms(
+def terms_of(spec: JobSpec, training_records: int, validation_records: int) -> ParameterServerTerms:
+    return ParameterServerTerms(
         str(spec.job_name), spec.num_workers, spec.num_ps_pods, Plan.of(spec, training_records), validation_records,
         spec.evaluation_steps, spec.max_bad_records, bool(spec.output), _budget(spec), spec.audit, _schedule(spec),
         mode(spec), spec.workers_by_hand,

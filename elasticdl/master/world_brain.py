@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.allreduce_job import AllreduceJob
 from elasticdl.master.brain import Effect, Send, partial_directory
+from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
 from elasticdl.wire import control_pb2 as pb
 
 EVALUATIONS_TOLD = 64  # far more than a worker remembers
@@ -18,7 +18,7 @@ EVALUATIONS_TOLD = 64  # far more than a worker remembers
 class WorldBrain:
     """The job's decisions as effects: messages to send, and commands that only the shell can carry out."""
 
-    job: AllreduceJob
+    job: AllreduceMachine
     checkpoint_dir: str = ""
     output: str = ""
     run: int = 0  # tells this run of the job from others that write their model to the same place

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 
-from elasticdl.core.allreduce_job import AllreduceJob
-from elasticdl.core.membership import Phase
 from elasticdl.core.replicas import State
 from elasticdl.master.status import Chronicle
+from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
+from elasticdl.strategies.allreduce.core.membership import Phase
 from elasticdl.wire import control_pb2 as pb
 
 CHANGES_SHOWN = 10
 
 
-def world_phase(job: AllreduceJob) -> str:
+def world_phase(job: AllreduceMachine) -> str:
     if job.outcome:
         return job.outcome
     if job.stopping:
@@ -27,7 +27,7 @@ def world_phase(job: AllreduceJob) -> str:
     return "training" if job.membership.phase is not Phase.NONE else "waiting for workers"
 
 
-def world_status(job: AllreduceJob, chronicle: Chronicle, now: float, master_starts: int) -> pb.Status:
+def world_status(job: AllreduceMachine, chronicle: Chronicle, now: float, master_starts: int) -> pb.Status:
     at, membership = job.progress(), job.membership
     out = pb.Status(
         job=job.terms.job,
@@ -80,7 +80,7 @@ def world_status(job: AllreduceJob, chronicle: Chronicle, now: float, master_sta
     return out
 
 
-def _seat(job: AllreduceJob, name: str) -> str:
+def _seat(job: AllreduceMachine, name: str) -> str:
     m = job.membership
     if name not in m.members or m.phase is Phase.NONE:
         return "standby" if job.terms.standby else "ready"

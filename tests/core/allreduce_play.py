@@ -7,11 +7,11 @@ from typing import Any
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.allreduce_job import AllreduceJob
-from elasticdl.core.allreduce_state import AllreduceTerms
-from elasticdl.core.membership import LAST_CALL_SECONDS, NOTHING
 from elasticdl.core.replicas import PREEMPTED, Budget
 from elasticdl.core.steps import StepPlan
+from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
+from elasticdl.strategies.allreduce.core.membership import LAST_CALL_SECONDS, NOTHING
+from elasticdl.strategies.allreduce.core.state import AllreduceTerms
 from tests.core.invariants import check_replicas
 
 W = [f"elasticdl-j-worker-{index}" for index in range(8)]
@@ -28,7 +28,7 @@ class Play:
         plan = StepPlan(records, 4, 8, 1, max_step)
         terms.setdefault("budget", Budget(crashes=0))
         self.terms = AllreduceTerms("j", workers, plan, **terms)
-        self.job = AllreduceJob.new(self.terms)
+        self.job = AllreduceMachine.new(self.terms)
         self.now = 0.0
         self.journal: list[tuple[str, bytes, float]] = []
         self.all: list[c.Command] = []
@@ -90,8 +90,8 @@ class Play:
     def told(self, out: list[c.Command]) -> list[str]:
         return [x.text for x in of(c.Announce, out)]
 
-    def replayed(self) -> AllreduceJob:
-        job = AllreduceJob.new(self.terms)
+    def replayed(self) -> AllreduceMachine:
+        job = AllreduceMachine.new(self.terms)
         for kind, body, at in self.journal:
             job.handle(e.decode(kind, body), at)
         return job

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from elasticdl.core.cuts import Phase
-from elasticdl.core.job import Job
 from elasticdl.core.plan import Kind, Plan, Shard
 from elasticdl.core.replicas import Replicas, State
 from elasticdl.core.shards import Shards
+from elasticdl.strategies.parameter_servers.core.cuts import Phase
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 
 
 class Broken(AssertionError):
@@ -100,7 +100,7 @@ def check_replicas(replicas: Replicas) -> None:
                 raise Broken(f"slot {place} believes that {slot.replica} lives")
 
 
-def check_job(job: Job) -> None:
+def check_job(job: ParameterServerMachine) -> None:
     if job.outcome:
         return  # nothing is decided any more
     check_shards(job.shards)
@@ -117,7 +117,7 @@ def check_job(job: Job) -> None:
                     raise Broken(f"cut {cut.number} is torn at {shard}")
 
 
-def check_clock(job: Job, now: float) -> None:
+def check_clock(job: ParameterServerMachine, now: float) -> None:
     """After time passed there is nothing left that is due: else the master would spin."""
     deadline = job.deadline()
     if not (job.outcome or deadline is None or deadline > now):

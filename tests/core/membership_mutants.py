@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from elasticdl.core.commands import Command, ProposeWorld, StartWorld
-from elasticdl.core.membership import NOTHING, NOTICE_SECONDS, Beginning, Membership, Phase, State
+from elasticdl.strategies.allreduce.core.membership import NOTHING, NOTICE_SECONDS, Beginning, Membership, Phase, State
 from tests.core.storms import LEAVERS, SILENCE, WIND, Storm
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elasticdl.core import commands as c
-from elasticdl.core.membership import (
+from elasticdl.strategies.allreduce.core.membership import (
     LAST_CALL_SECONDS,
     MARGIN_SECONDS,
     NOTHING,

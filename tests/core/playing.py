@@ -8,12 +8,13 @@ from pydantic import TypeAdapter
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.job import Job, Terms
 from elasticdl.core.plan import Plan
 from elasticdl.core.replicas import Budget
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
+from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
 from tests.core.invariants import check_job
 
-STATE: TypeAdapter[Job] = TypeAdapter(Job)
+STATE: TypeAdapter[ParameterServerMachine] = TypeAdapter(ParameterServerMachine)
 
 
 def name(role: str, index: int) -> str:
@@ -31,8 +32,8 @@ class Play:
         servers: int = 1, max_step: int = 0, budget: Budget | None = None, rounds: int = 0, **terms: Any,
     ) -> None:  # fmt: skip
         plan = Plan(records, minibatch, per_shard, epochs, max_step, rounds)
-        self.terms = Terms("j", workers, servers, plan, budget=budget or Budget(), **terms)
-        self.job = Job.new(self.terms)
+        self.terms = ParameterServerTerms("j", workers, servers, plan, budget=budget or Budget(), **terms)
+        self.job = ParameterServerMachine.new(self.terms)
         self.now = 0.0
         self.journal: list[tuple[str, bytes, float]] = []
         self.all: list[c.Command] = []
@@ -144,8 +145,8 @@ class Play:
 
     # What a master that comes back does.
 
-    def replayed(self) -> Job:
-        job = Job.new(self.terms)
+    def replayed(self) -> ParameterServerMachine:
+        job = ParameterServerMachine.new(self.terms)
         for kind, body, at in self.journal:
             job.handle(e.decode(kind, body), at)
         return job

@@ -7,8 +7,8 @@ from random import Random
 
 from elasticdl.core import events as e
 from elasticdl.core.checkpoints import Schedule
-from elasticdl.core.membership import Membership
 from elasticdl.core.replicas import CRASHED, PREEMPTED
+from elasticdl.strategies.allreduce.core.membership import Membership
 from tests.core.worlds import Worlds
 
 SCHEDULES = (Schedule(), Schedule(seconds=5.0), Schedule(steps=3), Schedule(steps=4, seconds=3.0, keep=1))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.allreduce_state import NEXT
 from elasticdl.core.checkpoints import Schedule
-from elasticdl.core.membership import NOTHING
 from elasticdl.core.replicas import CRASHED, FINISHED, PREEMPTED
+from elasticdl.strategies.allreduce.core.membership import NOTHING
+from elasticdl.strategies.allreduce.core.state import NEXT
 from tests.core.allreduce_play import Play, W, of
 
 # From the first step to the last.

@@ -8,11 +8,11 @@ import pytest
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.allreduce_state import NEXT
 from elasticdl.core.checkpoints import Schedule
-from elasticdl.core.job_state import NOWHERE
-from elasticdl.core.membership import MARGIN_SECONDS, NOTHING, STRANGERS_SECONDS
+from elasticdl.core.machine import NOWHERE
 from elasticdl.core.replicas import PREEMPTED
+from elasticdl.strategies.allreduce.core.membership import MARGIN_SECONDS, NOTHING, STRANGERS_SECONDS
+from elasticdl.strategies.allreduce.core.state import NEXT
 from tests.core.allreduce_play import Play, W, of
 
 # Stopping and scaling.

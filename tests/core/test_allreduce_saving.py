@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.allreduce_state import NEXT
 from elasticdl.core.checkpoints import Schedule
-from elasticdl.core.membership import LAST_CALL_SECONDS, NOTHING
 from elasticdl.core.replicas import Budget
+from elasticdl.strategies.allreduce.core.membership import LAST_CALL_SECONDS, NOTHING
+from elasticdl.strategies.allreduce.core.state import NEXT
 from tests.core.allreduce_play import Play, W, of
 
 # Saving.

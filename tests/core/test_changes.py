@@ -6,8 +6,8 @@ from pydantic import TypeAdapter
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.allreduce_job import AllreduceJob
 from elasticdl.core.replicas import PREEMPTED
+from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
 from tests.core.allreduce_play import Play, W, of
 
 
@@ -46,7 +46,7 @@ def test_after_a_kill_the_log_says_how_long_each_part_of_the_recovery_took() -> 
         "rebuild 250 ms, copy 0 ms, first step 1000 ms; 1875 ms in all"
     ]
     assert play.replayed() == play.job
-    adapter = TypeAdapter(AllreduceJob)
+    adapter = TypeAdapter(AllreduceMachine)
     assert adapter.validate_json(adapter.dump_json(play.job)) == play.job
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticdl.core import commands as c
-from elasticdl.core.cuts import SAVE, VIEW, Cuts, Phase
+from elasticdl.strategies.parameter_servers.core.cuts import SAVE, VIEW, Cuts, Phase
 
 X, Y = "train/0/0", "train/0/1"
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.allreduce_job import AllreduceJob
-from elasticdl.core.allreduce_state import NEXT, AllreduceTerms
 from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.replicas import Budget
 from elasticdl.core.steps import StepPlan
 from elasticdl.master.status import Chronicle
 from elasticdl.master.world_status import world_status
+from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
+from elasticdl.strategies.allreduce.core.state import NEXT, AllreduceTerms
 from tests.core.allreduce_play import Play, W, of
 
 
@@ -24,7 +24,7 @@ class Following(Play):
         super().__init__(workers, **terms)
         plan = StepPlan(40, 8, 4, 2, max_step, share=4)
         self.terms = AllreduceTerms("j", workers, plan, budget=Budget(crashes=0), **terms)
-        self.job = AllreduceJob.new(self.terms)
+        self.job = AllreduceMachine.new(self.terms)
         self.journal.clear()
         self.hear(e.MasterStarted())
 

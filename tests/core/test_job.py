@@ -9,10 +9,10 @@ import pytest
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.checkpoints import Schedule
-from elasticdl.core.job import IN_TOUCH_SECONDS
-from elasticdl.core.job_state import NOWHERE
+from elasticdl.core.machine import NOWHERE
 from elasticdl.core.plan import EpochDone, Position
 from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, Budget
+from elasticdl.strategies.parameter_servers.core.machine import IN_TOUCH_SECONDS
 from tests.core.invariants import check_clock
 from tests.core.playing import PS0, PS1, STATE, W0, W1, W2, Play, of
 

@@ -12,11 +12,11 @@ from pydantic import TypeAdapter
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.checkpoints import Schedule
-from elasticdl.core.cuts import Phase
-from elasticdl.core.job import Job
 from elasticdl.core.plan import Kind, Plan, Shard
 from elasticdl.core.replicas import CAUSES, Budget, Replicas, State
 from elasticdl.core.shards import Shards, ShardsAdded, WorkerLost
+from elasticdl.strategies.parameter_servers.core.cuts import Phase
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 from tests.core.invariants import check_clock, check_replicas, check_shards
 from tests.core.playing import Play, of
 
@@ -25,7 +25,7 @@ WORKERS = ["a", "b", "c"]
 SMALL = st.integers(0, 3)
 SHARDS: TypeAdapter[Shards] = TypeAdapter(Shards)
 REPLICAS: TypeAdapter[Replicas] = TypeAdapter(Replicas)
-JOB: TypeAdapter[Job] = TypeAdapter(Job)
+JOB: TypeAdapter[ParameterServerMachine] = TypeAdapter(ParameterServerMachine)
 
 
 class ShardsMachine(RuleBasedStateMachine):
@@ -275,7 +275,7 @@ class JobMachine(RuleBasedStateMachine):
         )  # fmt: skip
 
     @property
-    def job(self) -> Job:
+    def job(self) -> ParameterServerMachine:
         return self.play.job
 
     def hear(self, event: e.Event, after: float = 0.1) -> None:

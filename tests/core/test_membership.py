@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticdl.core import commands as c
-from elasticdl.core.membership import (
+from elasticdl.strategies.allreduce.core.membership import (
     LAST_CALL_SECONDS,
     NOTHING,
     PATIENCE,

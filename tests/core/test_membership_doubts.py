@@ -6,8 +6,9 @@ import pytest
 
 from elasticdl.collective.control import PULSE_SECONDS
 from elasticdl.core import commands as c
-from elasticdl.core.allreduce_job import STACK_SECONDS
-from elasticdl.core.membership import (
+from elasticdl.master.master import CUT_SECONDS
+from elasticdl.strategies.allreduce.core.machine import STACK_SECONDS
+from elasticdl.strategies.allreduce.core.membership import (
     LAST_CALL_SECONDS,
     MARGIN_SECONDS,
     NOTHING,
@@ -16,7 +17,6 @@ from elasticdl.core.membership import (
     Phase,
     State,
 )
-from elasticdl.master.master import CUT_SECONDS
 from elasticdl.wire.link import OPTIONS
 from tests.core.membership_play import GRACE, Play, proposal, start
 

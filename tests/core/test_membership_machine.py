@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from elasticdl.core import events as e
 from elasticdl.core.checkpoints import Schedule
-from elasticdl.core.membership import Membership
 from elasticdl.core.replicas import CRASHED, PREEMPTED
+from elasticdl.strategies.allreduce.core.membership import Membership
 from tests.core.membership_mutants import MUTANTS
 from tests.core.storms import SCHEDULES, WIND, Storm
 from tests.core.worlds import JOB, Worlds, pick

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.core.pulses import FLOOR_SECONDS, STALL_SECONDS, STEPS, Pulses
+from elasticdl.strategies.allreduce.core.pulses import FLOOR_SECONDS, STALL_SECONDS, STEPS, Pulses
 
 
 def heard(pulses: Pulses, worker: str, phase: str, seconds: float, now: float, step_seconds: float = 0.1) -> None:

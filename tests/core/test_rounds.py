@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.cuts import SAVE, VIEW, Cuts
 from elasticdl.core.plan import Plan
 from elasticdl.core.shards import Shards
+from elasticdl.strategies.parameter_servers.core.cuts import SAVE, VIEW, Cuts
 from tests.core.invariants import check_shards
 from tests.core.playing import PS0, PS1, W0, Play, of
 

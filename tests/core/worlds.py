@@ -16,16 +16,16 @@ from pydantic import TypeAdapter
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.allreduce_job import AllreduceJob
-from elasticdl.core.allreduce_state import AllreduceTerms
 from elasticdl.core.checkpoints import Schedule
-from elasticdl.core.membership import NOTHING, NOTICE_SECONDS, Membership, Phase, State
 from elasticdl.core.replicas import CRASHED, FINISHED, PREEMPTED, Budget
 from elasticdl.core.replicas import State as Life
 from elasticdl.core.steps import StepPlan
+from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
+from elasticdl.strategies.allreduce.core.membership import NOTHING, NOTICE_SECONDS, Membership, Phase, State
+from elasticdl.strategies.allreduce.core.state import AllreduceTerms
 from tests.core.invariants import check_replicas, holds
 
-JOB: TypeAdapter[AllreduceJob] = TypeAdapter(AllreduceJob)
+JOB: TypeAdapter[AllreduceMachine] = TypeAdapter(AllreduceMachine)
 History = tuple[Any, ...]  # how it was built, then the generation of each step
 GRACE_SECONDS = 20.0
 ROUNDS, CALM_SECONDS = 400, 0.5  # how long calm may take to end a job
@@ -146,8 +146,8 @@ class Worlds:
         self.met: set[str] = set()  # kinds of things that happened
         self.hear(e.MasterStarted())
 
-    def _new(self) -> AllreduceJob:
-        job = AllreduceJob.new(self.terms)
+    def _new(self) -> AllreduceMachine:
+        job = AllreduceMachine.new(self.terms)
         m = job.membership
         job.membership = self.kind(m.wanted, m.least, m.grace_seconds, m.same_arithmetic)
         return job
@@ -226,7 +226,7 @@ class Worlds:
         ended = tuple((w.name, w.uid) for w in self.workers.values() if not w.alive)
         self.hear(e.MasterStarted(running, ended))
 
-    def replayed(self) -> AllreduceJob:
+    def replayed(self) -> AllreduceMachine:
         job = self._new()
         for kind, body, at in self.journal:
             job.handle(e.decode(kind, body), at)

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 from elasticdl.core import events as e
-from elasticdl.core.job import Job
 from elasticdl.master.journal import Journal
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 from tests.master.stories import TERMS
 
 journal = Journal(Path(sys.argv[1]))
-journal.recover(Job.new(TERMS))
+journal.recover(ParameterServerMachine.new(TERMS))
 number = 0
 while True:
     group: list[tuple[e.Event, float]] = [(e.StopRequested(f"{number + i}"), float(number + i)) for i in range(7)]

@@ -17,7 +17,6 @@ import grpc
 from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest
 from elasticdl.core import events as e
-from elasticdl.core.job import Job, Terms
 from elasticdl.data.dataset import DataFile, Dataset
 from elasticdl.errors import ElasticDLError
 from elasticdl.files import checksum
@@ -28,6 +27,8 @@ from elasticdl.master.journal import Journal
 from elasticdl.master.master import Master
 from elasticdl.master.terms import terms_of
 from elasticdl.ps.ledger import Ledger, Push, Verdict
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
+from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
@@ -219,7 +220,7 @@ class Stage:
         return f"127.0.0.1:{self.port}"
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> ParameterServerTerms:
         return terms_of(self.spec, DATA.records, 20)
 
     @contextlib.asynccontextmanager
@@ -227,7 +228,7 @@ class Stage:
         """A master on the same journal, port and cluster as the one before; discarded without a word at the end."""
         self.starts += 1
         journal = NoticedJournal(self.directory / "journal.sqlite", self.decided)
-        job, now = journal.recover(Job.new(self.terms))
+        job, now = journal.recover(ParameterServerMachine.new(self.terms))
         env = {names.ENV_JOB_FILE: "f", names.ENV_TOKEN: TOKEN, names.ENV_MASTER_ADDR: self.address}
         actions = Actions(self.spec, DATA, str(self.spec.checkpoint_dir), env)
         master = self.master = Master(job, now, journal, self.cluster, actions, TOKEN, self.starts)

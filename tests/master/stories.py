@@ -6,17 +6,20 @@ from random import Random
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.job import Job, Terms
 from elasticdl.core.plan import Plan
 from elasticdl.core.replicas import PREEMPTED
 from elasticdl.job.names import replica_name
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
+from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
 
-TERMS = Terms("j", workers=2, servers=1, plan=Plan(1000, 10, 5, 2), evaluation_steps=0)
+TERMS = ParameterServerTerms("j", workers=2, servers=1, plan=Plan(1000, 10, 5, 2), evaluation_steps=0)
 
 
-def story(terms: Terms = TERMS, seed: int = 1, limit: int = 10**9, deaths: float = 0.01) -> list[tuple[e.Event, float]]:
+def story(
+    terms: ParameterServerTerms = TERMS, seed: int = 1, limit: int = 10**9, deaths: float = 0.01
+) -> list[tuple[e.Event, float]]:
     """Events of a job in which workers come, train, report and die."""
-    random, job, now = Random(seed), Job.new(terms), 1.0
+    random, job, now = Random(seed), ParameterServerMachine.new(terms), 1.0
     told: list[tuple[e.Event, float]] = []
     leases: dict[tuple[str, str, int], int] = {}
     alive: list[str] = []

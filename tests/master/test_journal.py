@@ -20,14 +20,15 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from elasticdl.core import events as e
-from elasticdl.core.job import Job, Terms
 from elasticdl.core.plan import Plan
 from elasticdl.errors import JobFailed
 from elasticdl.master.journal import Journal
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
+from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
 from tests.master.stories import TERMS, story
 
 ROOT = Path(__file__).resolve().parents[2]
-STATE: TypeAdapter[Job] = TypeAdapter(Job)
+STATE: TypeAdapter[ParameterServerMachine] = TypeAdapter(ParameterServerMachine)
 
 
 @pytest.fixture
@@ -42,17 +43,17 @@ def kept(path: Path) -> list[tuple[str, bytes]]:
     return rows
 
 
-def state_of(job: Job) -> Any:
+def state_of(job: ParameterServerMachine) -> Any:
     state = STATE.dump_python(job, mode="json")
     if state["loss"] is not None and not math.isfinite(state["loss"]):
         state["loss"] = None  # JSON has no word for it, and it is for show only
     return state
 
 
-def recovered(path: Path, terms: Terms = TERMS) -> tuple[Job, float]:
+def recovered(path: Path, terms: ParameterServerTerms = TERMS) -> tuple[ParameterServerMachine, float]:
     journal = Journal(path)
     try:
-        return journal.recover(Job.new(terms))
+        return journal.recover(ParameterServerMachine.new(terms))
     finally:
         journal.close()
 
@@ -72,9 +73,9 @@ def test_events_of_every_kind_come_back_as_they_were(data: st.DataObject) -> Non
 
 def test_a_journal_gives_the_same_job_again(path: Path) -> None:
     told = story()
-    live = Job.new(TERMS)
+    live = ParameterServerMachine.new(TERMS)
     journal = Journal(path)
-    journal.recover(Job.new(TERMS))
+    journal.recover(ParameterServerMachine.new(TERMS))
     for event, at in told:
         live.handle(event, at)
     for start in range(0, len(told), 10):
@@ -90,7 +91,7 @@ def test_a_journal_gives_the_same_job_again(path: Path) -> None:
 def test_snapshots_of_the_state_change_nothing_but_the_length(path: Path, every: int) -> None:
     told = story(seed=2)
     journal = Journal(path)
-    job, _ = journal.recover(Job.new(TERMS))
+    job, _ = journal.recover(ParameterServerMachine.new(TERMS))
     for event, at in told:
         job.handle(event, at)
         journal.append([(event, at)])
@@ -98,11 +99,11 @@ def test_snapshots_of_the_state_change_nothing_but_the_length(path: Path, every:
         if random.Random(at).random() < 0.05:  # the master dies and comes back
             journal.close()
             journal = Journal(path)
-            job, now = journal.recover(Job.new(TERMS))
+            job, now = journal.recover(ParameterServerMachine.new(TERMS))
             assert now == at
     journal.close()
     assert len(kept(path)) < every
-    plain = Job.new(TERMS)
+    plain = ParameterServerMachine.new(TERMS)
     for event, at in told:
         plain.handle(event, at)
     assert state_of(recovered(path)[0]) == state_of(plain)
@@ -157,7 +158,7 @@ def test_nobody_reads_beside_the_master(path: Path) -> None:
 @pytest.mark.parametrize("every", [1, 10**6])
 def test_the_journal_of_another_job_is_refused_with_what_differs(path: Path, every: int) -> None:
     journal = Journal(path)
-    job, _ = journal.recover(Job.new(TERMS))
+    job, _ = journal.recover(ParameterServerMachine.new(TERMS))
     journal.append([(e.TimePassed(), 1.0)])
     journal.keep_state(job, 1.0, every)
     journal.close()
@@ -219,7 +220,7 @@ def test_a_long_journal_is_read_in_reasonable_time(path: Path) -> None:
     told = story(terms, deaths=0.002)
     late = [(e.BatchesCommitted("elasticdl-j-worker-0", "train/0/0", 1, 1, 0.5), told[-1][1])] * (200_000 - len(told))
     journal = Journal(path)
-    journal.recover(Job.new(terms))
+    journal.recover(ParameterServerMachine.new(terms))
     everything = told + late
     began = time.perf_counter()
     for start in range(0, len(everything), 1000):

@@ -16,7 +16,6 @@ import pytest
 from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest, ReplicaStatus
 from elasticdl.core import events as e
-from elasticdl.core.job import Job
 from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, TURNED_AWAY, State
 from elasticdl.errors import JobFailed, Refused, Unreachable
 from elasticdl.files import verify
@@ -24,6 +23,7 @@ from elasticdl.master.journal import Journal
 from elasticdl.master.master import Master, cause_of
 from elasticdl.master.resume import restored
 from elasticdl.ps.snapshot import read_manifest
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 from elasticdl.wire import auth
 from elasticdl.wire import control_pb2 as pb
 from tests.master.replicas import DATA, TOKEN, Stage
@@ -341,7 +341,7 @@ def test_stop_writes_a_checkpoint_from_which_a_job_takes_up_its_data(run: Run, t
                 assert set(applied.values()) == {manifest["version"]}
                 named = sorted(file["name"] for part in manifest["files"].values() for file in part)
                 assert named == ["elasticdl-j-ps-0.json", "elasticdl-j-ps-1.json"]
-            heir = restored(Job.new(stage.terms), Path(status.checkpoint), stage.spec, DATA)
+            heir = restored(ParameterServerMachine.new(stage.terms), Path(status.checkpoint), stage.spec, DATA)
             assert heir.shards.version == manifest["version"]
             records = sum(d.records for d in heir.shards.done.values())
             left = sum(s.stop - s.start - s.next_batch * 8 for s in heir.shards.waiting)
@@ -356,10 +356,10 @@ def test_stop_writes_a_checkpoint_from_which_a_job_takes_up_its_data(run: Run, t
             for change in ({"seed": 5}, {"minibatch_size": 16}, {"shuffle": not stage.spec.shuffle}):
                 other = stage.spec.model_copy(update=change)
                 with pytest.raises(JobFailed, match=f"no meaning with another --{next(iter(change))}"):
-                    restored(Job.new(stage.terms), Path(status.checkpoint), other, DATA)
+                    restored(ParameterServerMachine.new(stage.terms), Path(status.checkpoint), other, DATA)
             other_data = dataclasses.replace(DATA, files=DATA.files[:1])
             with pytest.raises(JobFailed, match="--training_data"):
-                restored(Job.new(stage.terms), Path(status.checkpoint), stage.spec, other_data)
+                restored(ParameterServerMachine.new(stage.terms), Path(status.checkpoint), stage.spec, other_data)
 
     run(story())
 

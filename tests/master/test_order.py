@@ -14,8 +14,6 @@ import pytest
 from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.core import commands as c
-from elasticdl.core.allreduce_job import AllreduceJob
-from elasticdl.core.allreduce_state import AllreduceTerms
 from elasticdl.core.plan import Position
 from elasticdl.core.steps import StepPlan
 from elasticdl.errors import Unreachable
@@ -23,6 +21,8 @@ from elasticdl.job import names
 from elasticdl.master.actions import Actions
 from elasticdl.master.journal import Journal
 from elasticdl.master.master import Master
+from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
+from elasticdl.strategies.allreduce.core.state import AllreduceTerms
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
 from elasticdl.wire.link import SERVER_OPTIONS
@@ -57,7 +57,7 @@ async def world_master(tmp: Path, cluster: MemoryCluster) -> AsyncIterator[tuple
     spec = job_spec(tmp)
     journal = Journal(tmp / "journal.sqlite")
     env = {names.ENV_JOB_FILE: "f", names.ENV_TOKEN: TOKEN, names.ENV_MASTER_ADDR: ""}
-    job = AllreduceJob.new(AllreduceTerms("j", 2, StepPlan(800, 4, 2, 1)))
+    job = AllreduceMachine.new(AllreduceTerms("j", 2, StepPlan(800, 4, 2, 1)))
     master = Master(job, 0.0, journal, cluster, Actions(spec, DATA, str(spec.checkpoint_dir), env), TOKEN, 1)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_ControlServicer_to_server(master.streams, server)  # type: ignore[no-untyped-call]

@@ -6,10 +6,10 @@ import pytest
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.allreduce_job import STACK_SECONDS
-from elasticdl.core.membership import Phase
-from elasticdl.core.pulses import FLOOR_SECONDS, STALL_SECONDS
 from elasticdl.master.relay import AGAIN_SECONDS, Relay
+from elasticdl.strategies.allreduce.core.machine import STACK_SECONDS
+from elasticdl.strategies.allreduce.core.membership import Phase
+from elasticdl.strategies.allreduce.core.pulses import FLOOR_SECONDS, STALL_SECONDS
 from elasticdl.wire import control_pb2 as pb
 from tests.core.allreduce_play import Play, W, of
 

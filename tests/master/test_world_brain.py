@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from elasticdl.core import events as e
-from elasticdl.core.allreduce_job import AllreduceJob
-from elasticdl.core.allreduce_state import AllreduceTerms
-from elasticdl.core.membership import NOTHING
 from elasticdl.core.steps import StepPlan
 from elasticdl.master.brain import Send, events_of_hello
 from elasticdl.master.world_brain import WorldBrain
+from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
+from elasticdl.strategies.allreduce.core.membership import NOTHING
+from elasticdl.strategies.allreduce.core.state import AllreduceTerms
 from elasticdl.wire import control_pb2 as pb
 
 W = ("elasticdl-j-worker-0", "elasticdl-j-worker-1")
 
 
 def test_the_audit_hears_of_every_record_that_the_last_worker_to_come_back_set_aside() -> None:
-    job = AllreduceJob.new(AllreduceTerms("j", 2, StepPlan(8, 4, 2, 1), audit=True, max_bad_records=2))
+    job = AllreduceMachine.new(AllreduceTerms("j", 2, StepPlan(8, 4, 2, 1), audit=True, max_bad_records=2))
     brain = WorldBrain(job, run=77)
     brain.decide(e.MasterStarted(), 0.0)
     for name in W:
@@ -40,7 +40,7 @@ def test_the_audit_hears_of_every_record_that_the_last_worker_to_come_back_set_a
 
 
 def test_a_world_is_told_which_evaluations_need_not_be_said_again() -> None:
-    brain = WorldBrain(AllreduceJob.new(AllreduceTerms("j", 2, StepPlan(8, 4, 2, 1), validation_records=8)))
+    brain = WorldBrain(AllreduceMachine.new(AllreduceTerms("j", 2, StepPlan(8, 4, 2, 1), validation_records=8)))
     brain.decide(e.MasterStarted(), 0.0)
     for name in W:
         brain.decide(e.ReplicaStarted(name, f"uid-{name}"), 0.0)

@@ -23,7 +23,6 @@ import numpy as np
 
 from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest
-from elasticdl.core.job import Job
 from elasticdl.data.recordio import RecordIOWriter
 from elasticdl.errors import ElasticDLError
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
@@ -36,6 +35,7 @@ from elasticdl.master.resume import restored
 from elasticdl.master.terms import terms_of
 from elasticdl.ps.client import Client
 from elasticdl.ps.service import Service
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
@@ -121,7 +121,7 @@ class WholeJob:
         self.training = open_source(spec, self.code(), str(spec.training_data), "training").describe()
         journal = Journal(self.tmp / f"{spec.job_name}.sqlite")
         env = {names.ENV_JOB_FILE: "f", names.ENV_TOKEN: TOKEN, names.ENV_MASTER_ADDR: ""}
-        job = Job.new(terms_of(spec, self.training.records, 0))
+        job = ParameterServerMachine.new(terms_of(spec, self.training.records, 0))
         if spec.checkpoint_dir_for_init:
             job = restored(job, Path(spec.checkpoint_dir_for_init), spec, self.training)
         self.master = Master(

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from elasticdl.core.pulses import FLOOR_SECONDS
 from elasticdl.job.names import JobPaths
+from elasticdl.strategies.allreduce.core.pulses import FLOOR_SECONDS
 from tests.processes import allreduce, harness
 from tests.processes.allreduce import CONT, KILL, STOP, Description, together
 from tests.processes.cuts import Proxy, check_one_world_at_a_time, commits, worlds_entered

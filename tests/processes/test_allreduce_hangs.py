@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elasticdl.core.pulses import FLOOR_SECONDS
+from elasticdl.strategies.allreduce.core.pulses import FLOOR_SECONDS
 from tests.processes import allreduce
 from tests.processes.allreduce import CONT, STOP, TERM, Description
 from tests.processes.cuts import check_one_world_at_a_time

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pydantic import TypeAdapter
 
 from elasticdl.core import commands as c
-from elasticdl.core.cuts import VIEW, Cuts, Phase
 from elasticdl.ps.ledger import Ledger, Push, Verdict
+from elasticdl.strategies.parameter_servers.core.cuts import VIEW, Cuts, Phase
 from elasticdl.wire import control_pb2 as pb
 
 SHARD = "train/0/0"

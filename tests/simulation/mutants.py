@@ -11,15 +11,16 @@ from typing import Any
 
 from elasticdl.core.checkpoints import Checkpoints
 from elasticdl.core.commands import Command, CutServers, GrantLease
-from elasticdl.core.cuts import Cuts, Phase
 from elasticdl.core.evaluation import Evaluation
 from elasticdl.core.events import Event, MasterStarted, ReplicaGone
-from elasticdl.core.job import Job, Terms
 from elasticdl.core.plan import Kind, Position, Shard
 from elasticdl.core.replicas import CRASHED, PREEMPTED, Replicas, State
 from elasticdl.core.shards import Shards, WorkerLost
 from elasticdl.ps.ledger import Entry, Ledger, Push, Ruling, Verdict
 from elasticdl.ps.rounds import Rounds
+from elasticdl.strategies.parameter_servers.core.cuts import Cuts, Phase
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
+from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.session import Session, Work
 from tests.simulation.processes import Server, Witness
@@ -38,8 +39,8 @@ class Mutant:
 
 
 def with_shards(kind: type[Shards]) -> Parts:
-    def new(terms: Terms) -> Job:
-        job = Job.new(terms)
+    def new(terms: ParameterServerTerms) -> ParameterServerMachine:
+        job = ParameterServerMachine.new(terms)
         job.shards = kind(terms.plan, terms.max_bad_records)
         return job
 
@@ -47,8 +48,8 @@ def with_shards(kind: type[Shards]) -> Parts:
 
 
 def with_replicas(kind: type[Replicas]) -> Parts:
-    def new(terms: Terms) -> Job:
-        job = Job.new(terms)
+    def new(terms: ParameterServerTerms) -> ParameterServerMachine:
+        job = ParameterServerMachine.new(terms)
         job.replicas = kind(job.replicas.job, job.replicas.budget, job.replicas.slots)
         return job
 
@@ -56,8 +57,8 @@ def with_replicas(kind: type[Replicas]) -> Parts:
 
 
 def with_cuts(kind: type[Cuts]) -> Parts:
-    def new(terms: Terms) -> Job:
-        job = Job.new(terms)
+    def new(terms: ParameterServerTerms) -> ParameterServerMachine:
+        job = ParameterServerMachine.new(terms)
         job.cuts = kind(job.cuts.servers)
         return job
 
@@ -361,7 +362,7 @@ class AttemptsStartAgain(Shards):
             s.attempt = min(s.attempt, 1)
 
 
-class PositionOfPublishing(Job):
+class PositionOfPublishing(ParameterServerMachine):
     """Where the data stands is written down when the last part is on disk, not as it was at the cut."""
 
     def _wrote(self, server: str, number: int, part: str, error: str, now: float) -> list[Command]:
@@ -399,8 +400,8 @@ class MetricsOfOldTimelinesKept(Evaluation):
 
 
 def with_checkpoints(kind: type[Checkpoints]) -> Parts:
-    def new(terms: Terms) -> Job:
-        job = Job.new(terms)
+    def new(terms: ParameterServerTerms) -> ParameterServerMachine:
+        job = ParameterServerMachine.new(terms)
         job.checkpoints = kind(job.checkpoints.servers, terms.schedule)
         return job
 
@@ -408,8 +409,8 @@ def with_checkpoints(kind: type[Checkpoints]) -> Parts:
 
 
 def with_evaluation(kind: type[Evaluation]) -> Parts:
-    def new(terms: Terms) -> Job:
-        job = Job.new(terms)
+    def new(terms: ParameterServerTerms) -> ParameterServerMachine:
+        job = ParameterServerMachine.new(terms)
         e = job.evaluation
         job.evaluation = kind(e.records, e.every, e.minibatch, e.shard_records, next_at=e.every)
         return job

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from elasticdl.core.cuts import SAVE
 from elasticdl.core.plan import Kind
 from elasticdl.core.replicas import CRASHED, FINISHED, PREEMPTED
 from elasticdl.ps.ledger import Push, Ruling, Verdict
 from elasticdl.ps.rounds import Rounds, ledger_of
+from elasticdl.strategies.parameter_servers.core.cuts import SAVE
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.session import Work

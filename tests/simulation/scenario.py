@@ -7,9 +7,9 @@ from random import Random
 from typing import Any
 
 from elasticdl.core.checkpoints import Schedule
-from elasticdl.core.job import Terms
 from elasticdl.core.plan import Plan
 from elasticdl.core.replicas import Budget
+from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
 from tests.simulation.network import Weather
 
 BUDGET = Budget(crashes=1, start_seconds=20, reconnect_seconds=10, hang_seconds=120)
@@ -57,12 +57,12 @@ class Scenario:
     churn_until: float = 60.0  # then the faults end, and the job must
     weather: Weather = field(default_factory=Weather)
 
-    def terms(self) -> Terms:
+    def terms(self) -> ParameterServerTerms:
         per_shard = 1 if self.round_batches else self.batches_per_shard
         plan = Plan(
             self.records, self.minibatch, per_shard, self.epochs, self.max_step, self.round_batches, self.tolerance
         )
-        return Terms(
+        return ParameterServerTerms(
             "sim", self.workers, self.servers, plan, self.validation, self.evaluation_steps, self.max_bad_records,
             export=True, budget=BUDGET, schedule=Schedule(self.checkpoint_steps, self.checkpoint_seconds, self.keep),
         )  # fmt: skip

@@ -15,12 +15,13 @@ from pydantic import TypeAdapter
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.job import Job, Terms
 from elasticdl.core.replicas import OUT_OF_MEMORY, PREEMPTED
 from elasticdl.job.names import replica_name
 from elasticdl.master.brain import Brain, Effect, Send, event_of
 from elasticdl.ps.ledger import Ledger
 from elasticdl.ps.rounds import Rounds
+from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
+from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.session import Session, Work
 from tests.core.invariants import check_clock, check_job
@@ -29,7 +30,7 @@ from tests.simulation.network import Datagrams, Stream
 from tests.simulation.processes import Server, Violation, Witness, Worker
 from tests.simulation.scenario import GRACE_SECONDS, Scenario
 
-STATE: TypeAdapter[Job] = TypeAdapter(Job)  # as the journal keeps it
+STATE: TypeAdapter[ParameterServerMachine] = TypeAdapter(ParameterServerMachine)  # as the journal keeps it
 PATIENCE_SECONDS = 3600.0
 
 
@@ -37,7 +38,7 @@ PATIENCE_SECONDS = 3600.0
 class Parts:
     """What the simulation is built from; mutants replace a part with one that has a bug."""
 
-    job: Callable[[Terms], Job] = Job.new
+    job: Callable[[ParameterServerTerms], ParameterServerMachine] = ParameterServerMachine.new
     session: type[Session] = Session
     ledger: type[Ledger] = Ledger
     rounds: type[Rounds] = Rounds
@@ -57,7 +58,7 @@ class World:
         self.terms = scenario.terms()
         self.journal: list[tuple[str, bytes, float]] = []
         self.brain: Brain | None = None
-        self.left: Job | None = None  # the state that the last master had when it died
+        self.left: ParameterServerMachine | None = None  # the state that the last master had when it died
         self.servers: dict[str, Server] = {}
         self.workers: dict[str, Worker] = {}
         self.uids: dict[str, str] = {}
@@ -94,7 +95,7 @@ class World:
             if job != self.left:
                 raise Violation("the journal leads to another state than the master had")
             body = STATE.dump_json(job)
-            if self.parts.job == Job.new and STATE.validate_json(body) != job:
+            if self.parts.job == ParameterServerMachine.new and STATE.validate_json(body) != job:
                 raise Violation("the state does not survive being written down")
         self.brain = Brain(job)
         self.note("master starts")

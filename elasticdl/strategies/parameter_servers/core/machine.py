@@ -35,19 +35,17 @@ from elasticdl.core.events import (
     WorkerCame,
     WorkerUnfit,
 )
-from elasticdl.core.job_servers import JobOfServers
-from elasticdl.core.job_state import FAILED, STOPPED, SUCCEEDED, Recovery, Terms
+from elasticdl.core.machine import FAILED, SUCCEEDED, Recovery
 from elasticdl.core.plan import Kind, Shard
 from elasticdl.core.replicas import BLAMED, CAUSES, CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, State
 from elasticdl.core.shards import ShardsAdded, WorkerLost
-
-__all__ = ["FAILED", "STOPPED", "SUCCEEDED", "Job", "Terms"]
+from elasticdl.strategies.parameter_servers.core.servers import JobOfServers
 
 IN_TOUCH_SECONDS = 5.0
 
 
 @dataclass
-class Job(JobOfServers):
+class ParameterServerMachine(JobOfServers):
     """One mutator, `handle`: an event in, commands out."""
 
     def handle(self, event: Event, now: float) -> list[Command]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Self
 
-from elasticdl.core.changes import Changes
 from elasticdl.core.checkpoints import Checkpoints, Schedule
-from elasticdl.core.job_state import Progress, Recovery
-from elasticdl.core.membership import Membership
+from elasticdl.core.machine import Progress, Recovery
 from elasticdl.core.plan import BadRecord
 from elasticdl.core.replicas import Budget, Replicas
 from elasticdl.core.steps import StepPlan
+from elasticdl.strategies.allreduce.core.changes import Changes
+from elasticdl.strategies.allreduce.core.membership import Membership
 
 NEXT = 0  # save at the next step
 SAVE_HANGS = 4  # a state that is not written in so many times --hang_seconds never will be

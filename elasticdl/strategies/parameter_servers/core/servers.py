@@ -14,10 +14,11 @@ from elasticdl.core.commands import (
     RevokeLease,
     TellMembers,
 )
-from elasticdl.core.cuts import SAVE, VIEW, Cut, Phase
-from elasticdl.core.job_state import FAILED, NOWHERE, STOPPED, JobState, Recovery
+from elasticdl.core.machine import FAILED, NOWHERE, STOPPED, Recovery
 from elasticdl.core.replicas import PREEMPTED
 from elasticdl.core.shards import ShardsAdded
+from elasticdl.strategies.parameter_servers.core.cuts import SAVE, VIEW, Cut, Phase
+from elasticdl.strategies.parameter_servers.core.state import JobState
 
 
 @dataclass

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from elasticdl.core.allreduce_state import NEXT, AllreduceState, Save
 from elasticdl.core.commands import Announce, Command, FinishJob, SaveState, SettleSave
-from elasticdl.core.job_state import FAILED, STOPPED
+from elasticdl.core.machine import FAILED, STOPPED
 from elasticdl.core.plan import Position
+from elasticdl.strategies.allreduce.core.state import NEXT, AllreduceState, Save
 
 
 @dataclass

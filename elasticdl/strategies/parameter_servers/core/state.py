@@ -7,20 +7,19 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from elasticdl.core.checkpoints import Checkpoints, Schedule
-from elasticdl.core.cuts import Cuts, Phase
 from elasticdl.core.evaluation import Evaluation
+from elasticdl.core.machine import Progress, Recovery
 from elasticdl.core.plan import Plan, Shard
 from elasticdl.core.replicas import Budget, Replicas
-from elasticdl.core.scaling import Scaling, server_names
 from elasticdl.core.shards import Shards
+from elasticdl.strategies.parameter_servers.core.cuts import Cuts, Phase
+from elasticdl.strategies.parameter_servers.core.scaling import Scaling, server_names
 
-SUCCEEDED, STOPPED, FAILED = "succeeded", "stopped", "failed"
-NOWHERE = "nothing is saved: there is no place that outlives its replicas"
 BY_HAND = "the workers of this job are started by hand: start another, or end one"
 
 
 @dataclass(frozen=True)
-class Terms:
+class ParameterServerTerms:
     """What the job is about, fixed at submission."""
 
     job: str
@@ -39,32 +38,8 @@ class Terms:
 
 
 @dataclass
-class Recovery:
-    """A loss and how long it took until the lost shard moved again; of a server, until any did."""
-
-    replica: str
-    at: float
-    shards: list[str]
-    seconds: float | None = None
-    server: bool = False
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a job is, in the words of any strategy."""
-
-    records: int
-    total_records: int
-    version: int
-    total_versions: int
-    epoch: int
-    epochs: int
-    loss: float | None
-
-
-@dataclass
 class JobState:
-    terms: Terms
+    terms: ParameterServerTerms
     replicas: Replicas
     shards: Shards
     cuts: Cuts
@@ -87,7 +62,7 @@ class JobState:
     recoveries: list[Recovery] = field(default_factory=list)
 
     @classmethod
-    def new(cls, terms: Terms) -> Self:
+    def new(cls, terms: ParameterServerTerms) -> Self:
         wanted = {"ps": terms.servers, "worker": 0 if terms.by_hand else terms.workers}
         servers = server_names(terms.job, terms.servers)
         evaluation = Evaluation.planned(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from elasticdl.core.allreduce_saves import SavingJob
-from elasticdl.core.allreduce_state import NEXT
 from elasticdl.core.commands import (
     Announce,
     AskForStack,
@@ -44,16 +42,18 @@ from elasticdl.core.events import (
     WorldConfirmed,
     WorldFormed,
 )
-from elasticdl.core.job_state import FAILED, NOWHERE, STOPPED, SUCCEEDED, Recovery
-from elasticdl.core.membership import Phase
+from elasticdl.core.machine import FAILED, NOWHERE, STOPPED, SUCCEEDED, Recovery
 from elasticdl.core.plan import BadRecord
 from elasticdl.core.replicas import FINISHED, PREEMPTED, State
+from elasticdl.strategies.allreduce.core.membership import Phase
+from elasticdl.strategies.allreduce.core.saves import SavingJob
+from elasticdl.strategies.allreduce.core.state import NEXT
 
 STACK_SECONDS = 1.0  # a hung worker may take to say where it stands
 
 
 @dataclass
-class AllreduceJob(SavingJob):
+class AllreduceMachine(SavingJob):
     """One mutator, `handle`: an event in, commands out."""
 
     def handle(self, event: Event, now: float) -> list[Command]:

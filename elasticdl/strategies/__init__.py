@@ -1,0 +1,1 @@
+"""One package per strategy: its machine, messages, status, roles and checks."""

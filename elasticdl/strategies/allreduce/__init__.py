@@ -1,0 +1,1 @@
+"""Elastic all-reduce: workers sum gradients among themselves, in worlds that follow each other."""

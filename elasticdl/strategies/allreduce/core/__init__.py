@@ -1,0 +1,1 @@
+"""Decides what happens in an all-reduce job; pure, like `elasticdl.core`."""

@@ -1,0 +1,1 @@
+"""Decides what happens in a job with parameter servers; pure, like `elasticdl.core`."""
