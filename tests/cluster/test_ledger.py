@@ -112,6 +112,24 @@ def test_a_pod_first_seen_at_its_end_is_gone_with_its_exit(run: Run) -> None:
     run(story())
 
 
+def test_a_pod_that_ends_as_failed_before_its_container_started_did_not_run(run: Run) -> None:
+    async def story() -> None:
+        scene = Scene()
+        account = pod("w", "a", "Pending")
+        account["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:01Z"}
+        scene.ledger.take(account)
+        unknown = {"exitCode": 137, "reason": "ContainerStatusUnknown", "startedAt": None, "finishedAt": None}
+        statuses = [{"name": "main", "state": {"terminated": unknown}}]
+        scene.ledger.take({**account, "status": {"phase": "Failed", "containerStatuses": statuses}})
+        await scene.ledger.settle()
+        (status,) = scene.ledger.all()
+        assert status.exit is not None
+        assert (status.exit.code, status.exit.signal) == (None, None)
+        assert status.exit.reason == "deleted, before it started"
+
+    run(story())
+
+
 def test_a_pod_whose_deletion_was_missed_was_deleted(run: Run) -> None:
     async def story() -> None:
         scene = Scene()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster import ReplicaPhase
-from elasticdl.cluster.kubernetes.reading import exit_of, held_up_by, note_of, phase_of
+from elasticdl.cluster.kubernetes.reading import exit_of, has_run, held_up_by, last_words, note_of, phase_of
 
 
 def pod(phase: str, state: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -24,6 +24,18 @@ def pod(phase: str, state: dict[str, Any] | None = None, **more: Any) -> dict[st
 
 def ended(code: int, reason: str = "Error", **more: Any) -> dict[str, Any]:
     return pod("Failed", {"terminated": {"exitCode": code, "reason": reason}}, **more)
+
+
+def never_started(started: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """Deleted before its container started, as kubelets since 1.22 report it; `started` is laid over its container."""
+    account = ended(137, "ContainerStatusUnknown", **more)
+    container = account["status"]["containerStatuses"][0] | {"containerID": "", "lastState": {}, **(started or {})}
+    container["state"]["terminated"] |= {
+        "startedAt": None, "finishedAt": None,
+        "message": "The container could not be located when the pod was terminated",
+    }  # fmt: skip
+    account["status"]["containerStatuses"] = [container]
+    return account
 
 
 DELETED = {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30}
@@ -101,13 +113,23 @@ def test_a_container_that_ended_for_good_is_gone_before_its_pod_says_so() -> Non
         ),
         (pod("Pending", meta=STOPPED), None, None, False, True, "stopped before it started"),
         (pod("Pending", meta=DELETED), None, None, False, True, "deleted, before it started"),
+        (never_started(meta=STOPPED), None, None, False, True, "stopped before it started"),
+        (never_started(meta=DELETED), None, None, False, True, "deleted, before it started"),
+        (
+            never_started(meta=DELETED, started={"containerID": "containerd://1"}), None, signal.SIGKILL, False, True,
+            "deleted (killed by SIGKILL)",
+        ),
     ],
 )  # fmt: skip
 def test_each_end_is_told_apart_in_words(
     account: dict[str, Any], code: int | None, number: int | None, oom: bool, outside: bool, reason: str
 ) -> None:
-    exit = exit_of(account, ran=account["status"]["phase"] != "Pending")
+    exit = exit_of(account, ran=has_run(account))
     assert (exit.code, exit.signal, exit.oom, exit.from_outside, exit.reason) == (code, number, oom, outside, reason)
+
+
+def test_the_kubelets_message_about_a_container_it_never_saw_is_not_its_log() -> None:
+    assert last_words(never_started(meta=DELETED)) == []
 
 
 def test_before_conditions_told_it_the_scheduler_left_an_event() -> None:

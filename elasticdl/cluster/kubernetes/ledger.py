@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from elasticdl.cluster.board import Board
-from elasticdl.cluster.kubernetes.reading import Pod, exit_of, held_up_by, note_of, phase_of
+from elasticdl.cluster.kubernetes.reading import Pod, exit_of, has_run, held_up_by, note_of, phase_of
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaStatus
 from elasticdl.job import names
 
@@ -63,8 +63,7 @@ class Ledger:
         status = _status(pod, phase)
         if deleted or phase is ReplicaPhase.GONE:
             # One that ended at once may never have been seen running.
-            ran = running or pod.get("status", {}).get("phase") not in (None, "Pending")
-            task = asyncio.create_task(self._end(pod, known or status, ran, deleted))
+            task = asyncio.create_task(self._end(pod, known or status, running or has_run(pod), deleted))
             self._ending[uid] = task
             task.add_done_callback(lambda _: self._ending.pop(uid))
         elif status != known:

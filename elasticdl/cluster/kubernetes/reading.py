@@ -30,6 +30,7 @@ STOPPED, KILLED = "stopped", "killed"  # by us: values of names.ANNOTATION_ENDIN
 
 _ENDED = ("Succeeded", "Failed")
 _NOT_KEPT = "Kubernetes did not keep how it ended"
+_NEVER_SEEN = "ContainerStatusUnknown"  # a kubelet's placeholder, with exit code 137, for a container it does not find
 COULD_NOT_START, INIT_FAILED = "could not be started", "its init container"  # how reasons of such ends begin
 
 # Why a container waits, in words. Kubernetes' own message follows.
@@ -100,11 +101,26 @@ def leaving(pod: Pod) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
+def has_run(pod: Pod) -> bool:
+    """Whether its container ever started, as far as the pod tells.
+
+    Since 1.22 a pod that is deleted before its container started may end as Failed.
+    """
+    if pod.get("status", {}).get("phase") in (None, "Pending"):
+        return False
+    main = _main_status(pod)
+    ended = main.get("state", {}).get("terminated") or {}
+    return ended.get("reason") != _NEVER_SEEN or bool(
+        ended.get("startedAt") or main.get("containerID") or main.get("lastState")
+    )
+
+
 def last_words(pod: Pod) -> list[str]:
     """The end of its log, which the kubelet keeps with a container that failed."""
     for status in pod.get("status", {}).get("containerStatuses", []):
-        message = (status.get("state", {}).get("terminated") or {}).get("message", "")
-        if message:
+        terminated = status.get("state", {}).get("terminated") or {}
+        message = terminated.get("message", "")
+        if message and terminated.get("reason") != _NEVER_SEEN:
             return str(message).strip().splitlines()[-20:]
     return []
 
@@ -153,7 +169,7 @@ def exit_of(
     status, terminated = pod.get("status", {}), _terminated(pod)
     at = _seconds((terminated or {}).get("finishedAt"))
     kind, taken = _taken(pod, events)
-    if terminated is None:
+    if terminated is None or (terminated.get("reason") == _NEVER_SEEN and not (ran or has_run(pod))):
         return _without_a_container(pod, kind, taken, tuple(last_lines), ran)
     code, number = _code_and_signal(terminated)
     if terminated.get("reason") in ("ContainerCannotRun", "StartError"):
@@ -235,11 +251,15 @@ def _overstepped(pod: Pod) -> bool:
 
 
 def _terminated(pod: Pod) -> dict[str, Any] | None:
-    """How the main container ended; of several, a failed one tells."""
+    """How the main container ended."""
+    found: dict[str, Any] | None = _main_status(pod).get("state", {}).get("terminated")
+    return found
+
+
+def _main_status(pod: Pod) -> dict[str, Any]:
     statuses = pod.get("status", {}).get("containerStatuses", [])
-    main = [s for s in statuses if s.get("name") == CONTAINER] or statuses[:1]
-    found = [s.get("state", {}).get("terminated") for s in main]
-    return found[0] if found else None
+    found = [s for s in statuses if s.get("name") == CONTAINER] or statuses[:1]
+    return found[0] if found else {}
 
 
 def _code_and_signal(terminated: dict[str, Any]) -> tuple[int | None, int | None]:
