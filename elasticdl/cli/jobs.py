@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticdl.cli import finding
-from elasticdl.cli.finding import Places
+from elasticdl.cli import job_lookup
 from elasticdl.cli.job import Job, LogWish
+from elasticdl.cli.job_lookup import JobLookup
 from elasticdl.errors import Problem, Unreachable, UsageError, WireError
 from elasticdl.job import names
 
@@ -48,7 +48,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--now", action="store_true", help="at once, without a checkpoint")
         what = "how long to wait for the end (default: 120)"
         parser.add_argument("--timeout", type=_count, metavar="SECONDS", default=120, help=what)
-    finding.add_arguments(parser, every_namespace=name == "list")
+    job_lookup.add_arguments(parser, every_namespace=name == "list")
 
 
 def _count(text: str) -> int:
@@ -60,7 +60,7 @@ def _count(text: str) -> int:
 
 def run(name: str, args: argparse.Namespace) -> int:
     """Run one of the commands."""
-    commands: dict[str, Callable[[argparse.Namespace, Places], Awaitable[int]]] = {
+    commands: dict[str, Callable[[argparse.Namespace, JobLookup], Awaitable[int]]] = {
         "list": _list,
         "status": _status,
         "logs": _logs,
@@ -68,8 +68,8 @@ def run(name: str, args: argparse.Namespace) -> int:
     }
 
     async def run_it() -> int:
-        async with finding.places(args) as places:
-            return await commands[name](args, places)
+        async with job_lookup.lookup(args) as lookup:
+            return await commands[name](args, lookup)
 
     return asyncio.run(run_it())
 
@@ -77,17 +77,17 @@ def run(name: str, args: argparse.Namespace) -> int:
 # list
 
 
-async def _list(args: argparse.Namespace, places: Places) -> int:
-    jobs = await places.jobs()
+async def _list(args: argparse.Namespace, lookup: JobLookup) -> int:
+    jobs = await lookup.all()
     statuses = await _statuses(jobs)
-    if places.trouble:
-        print(places.trouble, file=sys.stderr)
+    if lookup.trouble:
+        print(lookup.trouble, file=sys.stderr)
     if args.json:
         shown = [_as_json(job, status) for job, status in zip(jobs, statuses, strict=True)]
         print(json.dumps(shown, indent=1, allow_nan=False))
         return 0
     if not jobs:
-        print(f"There are no jobs in {places.described}.")
+        print(f"There are no jobs in {lookup.described}.")
         return 0
     from rich.text import Text
 
@@ -95,7 +95,7 @@ async def _list(args: argparse.Namespace, places: Places) -> int:
     from elasticdl.cli.summary import table_of
     from elasticdl.cli.view import STYLES, duration
 
-    where = ["WHERE"] if places.api is not None else []
+    where = ["WHERE"] if lookup.api is not None else []
     table = table_of("NAME", *where, "STATE", "PROGRESS", "STARTED", "DURATION")
     for job, status in zip(jobs, statuses, strict=True):
         started = "–" if job.started_at is None else time.strftime("%F %T", time.localtime(job.started_at))
@@ -165,10 +165,10 @@ def _as_json(job: Job, status: pb.Status | None) -> dict[str, Any]:
 # status
 
 
-async def _status(args: argparse.Namespace, places: Places) -> int:
+async def _status(args: argparse.Namespace, lookup: JobLookup) -> int:
     from elasticdl.cli.screen import make_console
 
-    job = await places.find(args.job)
+    job = await lookup.find(args.job)
     if args.watch and job.running:
         from elasticdl.cli.watching import watch
 
@@ -223,11 +223,11 @@ def _show(console: Console, job: Job, status: pb.Status | None, silence: str) ->
 # logs
 
 
-async def _logs(args: argparse.Namespace, places: Places) -> int:
+async def _logs(args: argparse.Namespace, lookup: JobLookup) -> int:
     if args.follow and args.previous:
         what = "the process before this one says no more"
         raise UsageError([Problem("--previous", "", what, "Give --follow or --previous.")])
-    job = await places.find(args.job)
+    job = await lookup.find(args.job)
     wish = LogWish(args.replica, args.tail, args.follow, args.previous)
     async with contextlib.aclosing(job.log(wish)) as lines:
         async for line in lines:
@@ -238,8 +238,8 @@ async def _logs(args: argparse.Namespace, places: Places) -> int:
 # stop
 
 
-async def _stop(args: argparse.Namespace, places: Places) -> int:
-    job = await places.find(args.job)
+async def _stop(args: argparse.Namespace, lookup: JobLookup) -> int:
+    job = await lookup.find(args.job)
     if not job.running and not (args.now and job.left_over):
         what, remedy = f"it does not run: it {job.state}", f"`elasticdl status {job.name}` says more."
         if job.left_over:

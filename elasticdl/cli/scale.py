@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import sys
 
-from elasticdl.cli import finding
+from elasticdl.cli import job_lookup
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.errors import Problem, UsageError
 from elasticdl.wire import control_pb2 as pb
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="so many workers")
     what = "how long to wait until it is done (default: 120); 0 does not wait"
     parser.add_argument("--timeout", type=float, metavar="SECONDS", default=120.0, help=what)
-    finding.add_arguments(parser)
+    job_lookup.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _find_and_scale(args: argparse.Namespace) -> int:
-    async with finding.places(args) as places:
-        job = await places.find(args.job)
+    async with job_lookup.lookup(args) as lookup:
+        job = await lookup.find(args.job)
         if not job.running:
             what = f"it does not run: it {job.state}"
             raise UsageError([Problem(job.name, "", what, f"`elasticdl status {job.name}` says more.")])

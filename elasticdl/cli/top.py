@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elasticdl.cli import finding
-from elasticdl.cli.finding import Places
+from elasticdl.cli import job_lookup
 from elasticdl.cli.job import Job
+from elasticdl.cli.job_lookup import JobLookup
 from elasticdl.cli.jobs import last_status
 from elasticdl.errors import Problem, UsageError, WireError
 from elasticdl.job import names
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("jobs", metavar="JOB", nargs="*", help=what)
     parser.add_argument("--once", action="store_true", help="print one table and leave, as where there is no terminal")
     parser.add_argument("--json", action="store_true", help="once, for programs")
-    finding.add_arguments(parser, every_namespace=True)
+    job_lookup.add_arguments(parser, every_namespace=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,32 +46,32 @@ def run(args: argparse.Namespace) -> int:
 async def _run(args: argparse.Namespace) -> int:
     from elasticdl.cli.screen import is_live, make_console
 
-    async with finding.places(args) as places:
-        jobs = await _chosen(places, args.jobs)
+    async with job_lookup.lookup(args) as lookup:
+        jobs = await _chosen(lookup, args.jobs)
         console = make_console()
         if is_live(console) and not args.once and not args.json and jobs:
             from rich.live import Live
 
             with Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
-                await _Watch(places, args.jobs).show(lambda shown: live.update(shown, refresh=True))
+                await _Watch(lookup, args.jobs).show(lambda shown: live.update(shown, refresh=True))
             return 0
-        if places.trouble:
-            print(places.trouble, file=sys.stderr)
+        if lookup.trouble:
+            print(lookup.trouble, file=sys.stderr)
         looks = await asyncio.gather(*map(_look, jobs))
         if args.json:
             print(json.dumps([look.as_json() for look in looks], indent=1, allow_nan=False))
         elif not looks:
-            print(f"No job runs in {places.described}.")
+            print(f"No job runs in {lookup.described}.")
         else:
             console.print(table(looks))
         return 0
 
 
-async def _chosen(places: Places, wanted: Sequence[str]) -> list[Job]:
+async def _chosen(lookup: JobLookup, wanted: Sequence[str]) -> list[Job]:
     """The jobs that were named, or all that run."""
     if not wanted:
-        return [job for job in await places.jobs() if job.running]
-    found = [await places.find(name) for name in dict.fromkeys(wanted)]
+        return [job for job in await lookup.all() if job.running]
+    found = [await lookup.find(name) for name in dict.fromkeys(wanted)]
     over = [job for job in found if not job.running]
     if over:
         see = "`elasticdl status {}` says more."
@@ -80,7 +80,7 @@ async def _chosen(places: Places, wanted: Sequence[str]) -> list[Job]:
 
 
 @dataclass(frozen=True)
-class Replica:
+class ReplicaRow:
     """One row."""
 
     name: str
@@ -102,7 +102,7 @@ class Look:
     silence: str = ""
 
     @functools.cached_property
-    def replicas(self) -> list[Replica]:
+    def replicas(self) -> list[ReplicaRow]:
         """The master first, then who is not gone."""
         if self.status is None:
             return []
@@ -110,11 +110,11 @@ class Look:
 
         spec = self.job.spec()
         master = names.replica_name(self.job.name, names.MASTER)
-        found = [_replica(self.status, spec, master, names.MASTER, "working", "")]
+        found = [_row(self.status, spec, master, names.MASTER, "working", "")]
         for r in self.status.replicas:
             if r.state != "gone":
                 doing = first_line(", ".join(r.leases) or r.detail)
-                found.append(_replica(self.status, spec, r.name, r.role, WORDS.get(r.state, r.state), doing))
+                found.append(_row(self.status, spec, r.name, r.role, WORDS.get(r.state, r.state), doing))
         return found
 
     def as_json(self) -> dict[str, Any]:
@@ -132,10 +132,10 @@ class Look:
         }
 
 
-def _replica(status: pb.Status, spec: JobSpec | None, name: str, role: Any, state: str, doing: str) -> Replica:
+def _row(status: pb.Status, spec: JobSpec | None, name: str, role: Any, state: str, doing: str) -> ReplicaRow:
     used = status.usage.get(name)
     limit = spec.limit(role) if spec is not None else None
-    return Replica(
+    return ReplicaRow(
         name.removeprefix(f"{names.APP}-{status.job}-"),
         role,
         state,
@@ -202,13 +202,13 @@ def _rows(look: Look) -> list[list[Text | str]]:
     return rows
 
 
-def _cpu(r: Replica) -> str:
+def _cpu(r: ReplicaRow) -> str:
     if r.cpu is None:
         return "–"
     return f"{r.cpu:.2f}" + (f" of {r.cpu_limit:g}" if r.cpu_limit is not None else "")
 
 
-def _memory(r: Replica) -> Text:
+def _memory(r: ReplicaRow) -> Text:
     from rich.text import Text
 
     if r.memory_bytes is None:
@@ -225,8 +225,8 @@ def _memory(r: Replica) -> Text:
 class _Watch:
     """Follows the masters of the jobs that run, and sees who comes and goes."""
 
-    def __init__(self, places: Places, wanted: Sequence[str]) -> None:
-        self._places, self._wanted = places, wanted
+    def __init__(self, lookup: JobLookup, wanted: Sequence[str]) -> None:
+        self._lookup, self._wanted = lookup, wanted
         self._looks: dict[tuple[str, str], Look] = {}
         self._hearing: dict[tuple[str, str], asyncio.Task[None]] = {}
 
@@ -248,15 +248,15 @@ class _Watch:
         from rich.text import Text
 
         lines: list[RenderableType] = [table(list(self._looks.values()))]
-        if self._places.trouble:
-            lines.append(Text(self._places.trouble, style="yellow"))
+        if self._lookup.trouble:
+            lines.append(Text(self._lookup.trouble, style="yellow"))
         lines.append(Text("Ctrl-C leaves this view; the jobs go on.", style="dim"))
         return Group(*lines)
 
     async def _look_for_jobs(self) -> None:
         while True:
             with contextlib.suppress(WireError):  # the cluster is away for a moment
-                there = {(job.place, job.name): job for job in await self._places.jobs()}
+                there = {(job.place, job.name): job for job in await self._lookup.all()}
                 keys = [k for k, job in there.items() if job.running and (not self._wanted or k[1] in self._wanted)]
                 if not keys:
                     return

@@ -21,7 +21,7 @@ BY_HAND: tuple[Command, ...] = ()  # only for a master or worker that the user s
 Kind = Literal["true|false", "choice", "whole number", "number", "resources", "pairs", "volumes", "text"]
 
 
-class Part(BaseModel):
+class KnobGroup(BaseModel):
     """A group of knobs: a mixin of JobSpec. Its title heads the group in the help and on the reference page."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True, use_attribute_docstrings=False)
@@ -49,18 +49,18 @@ def knob(
     local: why it changes nothing for processes on this machine; said in a note.
     gone: what replaced it, where it no longer means anything; said in a note.
     """
-    extra: dict[str, Any] = {
+    said = {
         "metavar": metavar,
-        "aliases": list(aliases),
-        "commands": list(commands),
+        "aliases": aliases,
+        "commands": commands,
         "common": common,
-        "later": dict(later) if isinstance(later, Mapping) else later,
+        "later": later,
         "remedy": remedy,
         "local": local,
         "gone": gone,
         "separator": separator,
     }
-    return Field(default, description=help, json_schema_extra={"knob": extra})
+    return Field(default, description=help, json_schema_extra={"knob": said})  # type: ignore[dict-item]
 
 
 @dataclass(frozen=True)
@@ -115,26 +115,10 @@ def read_knob(name: str, group: str, field: FieldInfo) -> Knob:
     """The knob behind a field of JobSpec."""
     extra = field.json_schema_extra
     assert isinstance(extra, dict) and isinstance(extra["knob"], dict), f"{name} is not declared with knob()"
-    meta: dict[str, Any] = extra["knob"]
+    said: dict[str, Any] = extra["knob"]
     kind, optional, choices = _kind(field.annotation)
-    return Knob(
-        name=name,
-        group=group,
-        help=field.description or "",
-        default=field.get_default(),
-        kind=kind,
-        optional=optional,
-        choices=choices,
-        metavar=meta["metavar"] or _METAVARS[kind],
-        aliases=tuple(meta["aliases"]),
-        commands=tuple(meta["commands"]),
-        common=meta["common"],
-        later=meta["later"],
-        remedy=meta["remedy"],
-        local=meta["local"],
-        gone=meta["gone"],
-        separator=meta["separator"],
-    )
+    said = {**said, "metavar": said["metavar"] or _METAVARS[kind]}
+    return Knob(name, group, field.description or "", field.get_default(), kind, optional, choices, **said)
 
 
 _METAVARS: dict[Kind, str] = {

@@ -10,10 +10,10 @@ from pathlib import PurePath, PurePosixPath
 from typing import Any
 
 from elasticdl.errors import Problem, UsageError
-from elasticdl.job import modes, names, places
+from elasticdl.job import modes, names, storage
 from elasticdl.job.checks import findings, roles
-from elasticdl.job.parts.allreduce import AllreducePart
-from elasticdl.job.parts.resources import MASTER_LIMIT
+from elasticdl.job.knobs.allreduce import AllreduceKnobs
+from elasticdl.job.knobs.resources import MASTER_LIMIT
 from elasticdl.job.resources import ResourceSpec
 from elasticdl.job.spec import JobSpec, knobs
 
@@ -169,9 +169,9 @@ def _requests_and_limits(spec: JobSpec) -> dict[str, ResourceSpec]:
 
 def _in_a_cluster(spec: JobSpec, values: dict[str, Any], decisions: list[str], warnings: list[str]) -> list[Problem]:
     """Where pods keep what must outlive them, and what is lost where nothing does; what cannot be done without that."""
-    state_dir = str(PurePosixPath("/", spec.state_dir or places.default_state_dir(spec)))
+    state_dir = str(PurePosixPath("/", spec.state_dir or storage.default_state_dir(spec)))
     values["state_dir"] = state_dir
-    problems, scratch = [], places.is_scratch(spec.with_values(state_dir=state_dir))
+    problems, scratch = [], storage.is_scratch(spec.with_values(state_dir=state_dir))
     if spec.state_dir is None and spec.volume:
         decisions.append(f"Journal and checkpoints are kept below {state_dir}, on the first --volume.")
     if scratch:
@@ -189,7 +189,7 @@ def _in_a_cluster(spec: JobSpec, values: dict[str, Any], decisions: list[str], w
     overlaid = spec.cluster_spec is not None or spec.cluster_spec_json is not None
     for name in ("output", "checkpoint_dir"):
         path = getattr(spec, name)
-        if path and not overlaid and places.volume_of(spec, path) is None:
+        if path and not overlaid and storage.volume_of(spec, path) is None:
             warnings.append(f"--{name}={path} is on no --volume: what is written there goes with the pod.")
     if any(volume.host_path is not None for volume in spec.volume):
         warnings.append(
@@ -227,7 +227,7 @@ def _notes(spec: JobSpec, runtime: str) -> list[str]:
             notes.append(f"{knob.flag}={knob.spell(value)} no longer means anything: {knob.gone}")
         elif role is not None and role not in present:
             notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: this job has no {role}")
-        elif knob.group == AllreducePart.title and spec.distribution_strategy != "AllreduceStrategy":
+        elif knob.group == AllreduceKnobs.title and spec.distribution_strategy != "AllreduceStrategy":
             notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: this job does not train by all-reduce")
         elif (why := _idle(spec, name)) is not None:
             notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: {why}")

@@ -11,52 +11,36 @@ from pydantic import Field, ValidationError
 
 from elasticdl.errors import Problem, UsageError
 from elasticdl.job.invalid import from_validation
-from elasticdl.job.knob import Command, Knob, Part, read_knob
+from elasticdl.job.knob import Command, Knob, KnobGroup, read_knob
+from elasticdl.job.knobs.allreduce import AllreduceKnobs
+from elasticdl.job.knobs.cluster import ClusterKnobs
+from elasticdl.job.knobs.data import DataKnobs
+from elasticdl.job.knobs.logs import LogsKnobs
+from elasticdl.job.knobs.model import ModelKnobs
+from elasticdl.job.knobs.resources import ResourcesKnobs
+from elasticdl.job.knobs.saving import EvaluationKnobs, SavingKnobs
+from elasticdl.job.knobs.servers import ServersKnobs
+from elasticdl.job.knobs.training import OwnProgramKnobs, TrainingKnobs
+from elasticdl.job.knobs.workers import ByHandKnobs, WorkersKnobs
 from elasticdl.job.names import Role
-from elasticdl.job.parts.allreduce import AllreducePart
-from elasticdl.job.parts.cluster import ClusterPart
-from elasticdl.job.parts.data import DataPart
-from elasticdl.job.parts.logs import LogsPart
-from elasticdl.job.parts.model import ModelPart
-from elasticdl.job.parts.resources import ResourcesPart
-from elasticdl.job.parts.saving import EvaluationPart, SavingPart
-from elasticdl.job.parts.servers import ServersPart
-from elasticdl.job.parts.training import OwnProgramPart, TrainingPart
-from elasticdl.job.parts.workers import ByHandPart, WorkersPart
 from elasticdl.job.resources import ResourceSpec
 
-GROUPS: tuple[type[Part], ...] = (
-    ModelPart,
-    DataPart,
-    TrainingPart,
-    WorkersPart,
-    ServersPart,
-    AllreducePart,
-    EvaluationPart,
-    SavingPart,
-    ClusterPart,
-    ResourcesPart,
-    LogsPart,
-    OwnProgramPart,
-    ByHandPart,
-)
 
-
-# pydantic collects fields from the last base to the first: the order here is GROUPS, reversed.
+# pydantic collects fields from the last base to the first: the order of the help, reversed.
 class JobSpec(
-    ByHandPart,
-    OwnProgramPart,
-    LogsPart,
-    ResourcesPart,
-    ClusterPart,
-    SavingPart,
-    EvaluationPart,
-    AllreducePart,
-    ServersPart,
-    WorkersPart,
-    TrainingPart,
-    DataPart,
-    ModelPart,
+    ByHandKnobs,
+    OwnProgramKnobs,
+    LogsKnobs,
+    ResourcesKnobs,
+    ClusterKnobs,
+    SavingKnobs,
+    EvaluationKnobs,
+    AllreduceKnobs,
+    ServersKnobs,
+    WorkersKnobs,
+    TrainingKnobs,
+    DataKnobs,
+    ModelKnobs,
 ):
     """A job. Every knob is a field, a flag and a YAML key of one name."""
 
@@ -113,6 +97,10 @@ class JobSpec(
     def with_values(self, **values: Any) -> JobSpec:
         """A validated copy with some knobs changed."""
         return JobSpec.model_validate({**self.given(), "command": self.command, **values})
+
+
+# The groups in the order of the help.
+GROUPS = tuple(group for group in reversed(JobSpec.__bases__) if issubclass(group, KnobGroup))
 
 
 @functools.cache

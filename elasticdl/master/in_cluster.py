@@ -34,7 +34,7 @@ from elasticdl.errors import (
     WireError,
 )
 from elasticdl.files import write_durably
-from elasticdl.job import names, places
+from elasticdl.job import names, storage
 from elasticdl.job.spec import JobSpec
 from elasticdl.master import preflight, running
 from elasticdl.master.master import Master
@@ -211,7 +211,7 @@ async def _make_home(place: Place) -> None:
         make_home(place.spec, place.paths)
     except UsageError as error:
         (problem,), denied = error.problems, isinstance(error.__cause__, PermissionError)
-        chosen = places.volume_of_choice(place.spec)
+        chosen = storage.volume_of_choice(place.spec)
         if denied and chosen is not None and chosen.claim_name is not None:
             log.info("%s; a pod that is root makes it", problem.what)
             said = await _folder_by_root(place)

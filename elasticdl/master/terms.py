@@ -8,7 +8,7 @@ from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.plan import Plan
 from elasticdl.core.replicas import Budget
 from elasticdl.core.steps import StepPlan
-from elasticdl.job import names, places
+from elasticdl.job import names, storage
 from elasticdl.job.modes import mode
 from elasticdl.job.spec import JobSpec
 from elasticdl.strategies.allreduce.core.state import AllreduceTerms
@@ -58,6 +58,6 @@ def _goes_with_its_pod(spec: JobSpec) -> bool:
     if spec.runtime != "kubernetes":
         return False
     if spec.checkpoint_dir is None:
-        return places.is_scratch(spec)
+        return storage.is_scratch(spec)
     overlaid = spec.cluster_spec is not None or spec.cluster_spec_json is not None
-    return not overlaid and places.volume_of(spec, spec.checkpoint_dir) is None
+    return not overlaid and storage.volume_of(spec, spec.checkpoint_dir) is None

@@ -30,7 +30,7 @@ _KIND_WEIGHTS = {Kind.KILL: 4.0, Kind.PAUSE: 2.0, Kind.TERMINATE: 2.0, Kind.CUT:
 
 
 @dataclass(frozen=True)
-class Event:
+class Fault:
     """One disturbance. Which replica of the role it hits is decided by `pick` among those that are there then."""
 
     number: int
@@ -65,26 +65,26 @@ class Plan:
     kinds: Sequence[Kind] = tuple(Kind)
     longest_pause: float = LONGEST_PAUSE
 
-    def event(self, number: int) -> Event:
+    def fault(self, number: int) -> Fault:
         random = Random(f"{self.seed}/event/{number}")
         weights = [w if role in self.roles else 0.0 for role, w in zip(ROLES, _ROLE_WEIGHTS, strict=True)]
         role = random.choices(ROLES, weights)[0]
         kind = random.choices(list(Kind), [_KIND_WEIGHTS[k] if k in self.kinds else 0.0 for k in Kind])[0]
         pause = SHORTEST_PAUSE + random.random() * max(0.0, self.longest_pause - SHORTEST_PAUSE)
-        return Event(number, role, kind, random.random(), random.random(), round(pause, 1))
+        return Fault(number, role, kind, random.random(), random.random(), round(pause, 1))
 
-    def by_records(self, done: int, total: int) -> Iterator[tuple[int, Event]]:
-        """(records trained, event): one in each of equal parts of what is left."""
+    def by_records(self, done: int, total: int) -> Iterator[tuple[int, Fault]]:
+        """(records trained, fault): one in each of equal parts of what is left."""
         count = self.timing.events or 0
         last = max(done, int(LAST_SHARE * total))
         for number in range(count):
             random = Random(f"{self.seed}/share/{number}")
             share = (number + random.random()) / count
             aftershock = number > 0 and random.random() < _AFTERSHOCKS
-            yield done + int(share * (last - done)), replace(self.event(number), aftershock=aftershock)
+            yield done + int(share * (last - done)), replace(self.fault(number), aftershock=aftershock)
 
-    def by_clock(self) -> Iterator[tuple[float, Event]]:
-        """(seconds from the start, event)."""
+    def by_clock(self) -> Iterator[tuple[float, Fault]]:
+        """(seconds from the start, fault)."""
         assert self.timing.every_seconds is not None
         at = 0.0
         for number in itertools.count():
@@ -93,4 +93,4 @@ class Plan:
                 return
             if self.timing.seconds is not None and at > self.timing.seconds:
                 return
-            yield at, self.event(number)
+            yield at, self.fault(number)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from elasticdl.cli.chaos import connections, processes
 from elasticdl.cli.chaos.report import Delivery, Report
-from elasticdl.cli.chaos.schedule import Event, Kind, Plan
+from elasticdl.cli.chaos.schedule import Fault, Kind, Plan
 from elasticdl.cli.job_dir import JobView, ended, look
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.view import short_name
@@ -27,7 +27,7 @@ Show = Callable[[pb.Status, str], None]  # the job's status, and what comes next
 
 
 class Striker:
-    """One job under one schedule. `tell` hears of each event, `show` of the job's progress."""
+    """One job under one schedule. `tell` hears of each fault, `show` of the job's progress."""
 
     def __init__(self, job: JobView, plan: Plan, tell: Tell, show: Show) -> None:
         self._job, self._plan, self._tell, self._show = job, plan, tell, show
@@ -41,7 +41,7 @@ class Striker:
         self._paused: dict[int, str] = {}  # process id -> name
         self._resuming: set[asyncio.Task[None]] = set()
         self._no_cuts = ""  # why connections cannot be cut here
-        self._planned: list[Event] = []  # where their number is known from the start
+        self._planned: list[Fault] = []  # where their number is known from the start
 
     async def run(self) -> Report:
         """Until the job has ended. Nobody stays paused, however this ends."""
@@ -60,8 +60,8 @@ class Striker:
             await asyncio.wait({over, hearing, striking})
             self._resume_all()
             await self._cluster.close()
-        for event in self._planned[len(self.report.deliveries) :]:
-            self._delivered(event, "", "", "the job had ended")
+        for fault in self._planned[len(self.report.deliveries) :]:
+            self._delivered(fault, "", "", "the job had ended")
         self.report.conclude(look(self._job.paths).result)
         self.report.orphans = await self._population.left()
         self.report.ports_open = self._population.ports_left()
@@ -98,38 +98,38 @@ class Striker:
         self._population.note()
         if self._plan.timing.by_progress:
             planned = list(self._plan.by_records(first.records_done, first.records_total))
-            self._planned = [event for _, event in planned]
-            for records, event in planned:
-                self._next = f"next: {event.kind} a {event.role} at {records:,} records"
-                if not event.aftershock:
+            self._planned = [fault for _, fault in planned]
+            for records, fault in planned:
+                self._next = f"next: {fault.kind} a {fault.role} at {records:,} records"
+                if not fault.aftershock:
                     await self._until(lambda s, at=records: s.records_done >= at)  # type: ignore[misc]
-                await self._strike(event)
+                await self._strike(fault)
         else:
             began = time.monotonic()
-            for seconds, event in self._plan.by_clock():
-                self._next = f"next: {event.kind} a {event.role} after {seconds:.0f} s"
+            for seconds, fault in self._plan.by_clock():
+                self._next = f"next: {fault.kind} a {fault.role} after {seconds:.0f} s"
                 await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
-                await self._strike(event)
+                await self._strike(fault)
 
     # Events.
 
-    async def _strike(self, event: Event) -> None:
-        if event.kind is Kind.CUT and self._no_cuts:
-            self._delivered(event, "", "", self._no_cuts)
+    async def _strike(self, fault: Fault) -> None:
+        if fault.kind is Kind.CUT and self._no_cuts:
+            self._delivered(fault, "", "", self._no_cuts)
             return
-        deadline = time.monotonic() + (0.0 if event.aftershock else CANDIDATE_SECONDS)
+        deadline = time.monotonic() + (0.0 if fault.aftershock else CANDIDATE_SECONDS)
         while True:
             waited = time.monotonic() >= deadline
-            hit = await self._hit_one(event, anybody=waited)
+            hit = await self._hit_one(fault, anybody=waited)
             if hit is not None or waited:
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._until(lambda s: True), max(0.0, deadline - time.monotonic()))
         if hit is None:
-            self._delivered(event, "", "", "there was none to hit")
+            self._delivered(fault, "", "", "there was none to hit")
         self._population.note()
 
-    async def _hit_one(self, event: Event, anybody: bool) -> str | None:
+    async def _hit_one(self, fault: Fault, anybody: bool) -> str | None:
         """The name of the replica that was hit; None when there was none, or none that is at work."""
         try:
             listed = await self._cluster.list()
@@ -138,12 +138,12 @@ class Striker:
         running = [r for r in listed if r.phase is ReplicaPhase.RUNNING]
         pids = {r.name: (r.role, r.pid) for r in running if r.pid is not None}
         busy = self._going | self._paused.keys()
-        free = [name for name, (role, pid) in sorted(pids.items()) if role == event.role and pid not in busy]
-        candidates = [n for n in free if self._at_work(n, event.role)] or (free if anybody else [])
+        free = [name for name, (role, pid) in sorted(pids.items()) if role == fault.role and pid not in busy]
+        candidates = [n for n in free if self._at_work(n, fault.role)] or (free if anybody else [])
         if not candidates:
             return None
-        name = candidates[int(event.pick * len(candidates))]
-        return name if self._hit(event, name, pids) else None
+        name = candidates[int(fault.pick * len(candidates))]
+        return name if self._hit(fault, name, pids) else None
 
     def _at_work(self, name: str, role: str) -> bool:
         """Whether hitting it hits training, and not an import."""
@@ -153,38 +153,38 @@ class Striker:
         r = states.get(name)
         return r is not None and (bool(r.leases) if role == "worker" else r.state == "joined")
 
-    def _hit(self, event: Event, name: str, pids: dict[str, tuple[str, int]]) -> bool:
+    def _hit(self, fault: Fault, name: str, pids: dict[str, tuple[str, int]]) -> bool:
         pid, detail, why_not = pids[name][1], "", ""
-        if event.kind is Kind.CUT:
+        if fault.kind is Kind.CUT:
             try:
-                line = self._cut(event, name, pids)
+                line = self._cut(fault, name, pids)
             except connections.NotPermitted as error:
                 why_not = self._no_cuts = f"this user may not take connections of other processes ({error})"
             else:
                 if line is None:
                     return False
                 detail = str(line)
-        elif event.kind is Kind.PAUSE:
+        elif fault.kind is Kind.PAUSE:
             if not processes.send(pid, name, signal.SIGSTOP):
                 return False
             self._paused[pid] = name
-            task = asyncio.create_task(self._resume_later(pid, event.pause_seconds))
+            task = asyncio.create_task(self._resume_later(pid, fault.pause_seconds))
             self._resuming.add(task)
-            detail = f"for {event.pause_seconds:g} s"
+            detail = f"for {fault.pause_seconds:g} s"
         else:
-            number = signal.SIGKILL if event.kind is Kind.KILL else signal.SIGTERM
+            number = signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGTERM
             if not processes.send(pid, name, number):
                 return False
             self._going.add(pid)
-        self._delivered(event, name, detail, why_not)
+        self._delivered(fault, name, detail, why_not)
         return True
 
-    def _cut(self, event: Event, name: str, pids: dict[str, tuple[str, int]]) -> connections.Line | None:
+    def _cut(self, fault: Fault, name: str, pids: dict[str, tuple[str, int]]) -> connections.Line | None:
         """Cut one of its connections; None when it has none at the moment."""
         found = connections.lines(name, pids)
         if not found:
             return None
-        line = found[int(event.pick_connection * len(found))]
+        line = found[int(fault.pick_connection * len(found))]
         try:
             connections.cut(line.end)
         except PermissionError as error:  # of the process itself: another user's
@@ -193,10 +193,10 @@ class Striker:
             return None
         return connections.Line(line.end, short_name(line.peer, self._job.name), line.plane)
 
-    def _delivered(self, event: Event, name: str, detail: str, why_not: str) -> None:
+    def _delivered(self, fault: Fault, name: str, detail: str, why_not: str) -> None:
         done = self._status.records_done if self._status is not None else 0
         delivery = Delivery(
-            event.number, time.time(), done, short_name(name, self._job.name), event.role, event.kind, detail, why_not
+            fault.number, time.time(), done, short_name(name, self._job.name), fault.role, fault.kind, detail, why_not
         )
         self.report.deliveries.append(delivery)
         self._tell(delivery)

@@ -12,7 +12,7 @@ from typing import Any
 from elasticdl.cluster.kubernetes.reading import CONTAINER, Pod, main_container
 from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.errors import Problem, UsageError
-from elasticdl.job import names, places
+from elasticdl.job import names, storage
 from elasticdl.job.resources import ResourceSpec
 from elasticdl.job.spec import JobSpec
 
@@ -64,7 +64,7 @@ class PodMaker:
         if self.config is not None:
             volumes.append({"name": "job", "configMap": {"name": self.config}})
             mounts.append({"name": "job", "mountPath": names.CONFIG_DIR, "readOnly": True})
-        if spec.state_dir is not None and places.is_scratch(spec):
+        if spec.state_dir is not None and storage.is_scratch(spec):
             volumes.append({"name": "state", "emptyDir": {}})
             mounts.append({"name": "state", "mountPath": spec.state_dir})
         container: dict[str, Any] = {
@@ -96,7 +96,7 @@ class PodMaker:
             pod_spec["priorityClassName"] = priority
         if self.run_as is not None:
             _without_root(pod_spec, container, self.run_as)
-        chosen = places.volume_of_choice(spec)
+        chosen = storage.volume_of_choice(spec)
         if role == names.MASTER and spec.state_dir is not None and chosen is not None and chosen.host_path is not None:
             pod_spec["initContainers"] = [_folder_maker(spec.state_dir, container)]
             meta["annotations"] = dict.fromkeys(_SHOWN_FIRST, CONTAINER)

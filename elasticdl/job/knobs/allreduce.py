@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from elasticdl.job.knob import TRAIN, Part, knob
+from elasticdl.job.knob import TRAIN, KnobGroup, knob
 from elasticdl.job.values import Count, OptionalPositive
 
 
-class AllreducePart(Part):
+class AllreduceKnobs(KnobGroup):
     title: ClassVar[str] = "All-reduce"
 
     min_workers: OptionalPositive = knob(

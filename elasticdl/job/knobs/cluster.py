@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from elasticdl.job.knob import Part, knob
+from elasticdl.job.knob import KnobGroup, knob
 from elasticdl.job.resources import Volumes
 from elasticdl.job.values import DnsLabel, Envs, Image, JobName, JsonObject, Pattern, Port, Text
 
@@ -12,7 +12,7 @@ NO_IMAGE = "processes on this machine use no image"
 NO_CLUSTER = "processes on this machine belong to no cluster"
 
 
-class ClusterPart(Part):
+class ClusterKnobs(KnobGroup):
     title: ClassVar[str] = "Job, cluster and images"
 
     job_name: JobName = knob(

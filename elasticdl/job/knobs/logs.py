@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
-from elasticdl.job.knob import Part, knob
+from elasticdl.job.knob import KnobGroup, knob
 from elasticdl.job.values import Text, upper
 
 
-class LogsPart(Part):
+class LogsKnobs(KnobGroup):
     title: ClassVar[str] = "Log and state"
 
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(upper)] = knob(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from elasticdl.job.knob import Part, knob
+from elasticdl.job.knob import KnobGroup, knob
 from elasticdl.job.resources import OptionalResources, Resources, ResourceSpec, WorkerPriority
 from elasticdl.job.values import DnsLabel
 
@@ -32,7 +32,7 @@ def _priority(who: str) -> Any:
     return knob(None, f"The PriorityClass of {who}.", metavar="CLASS", local=NO_SCHEDULER)
 
 
-class ResourcesPart(Part):
+class ResourcesKnobs(KnobGroup):
     title: ClassVar[str] = "Resources and priorities"
 
     master_resource_request: Resources = _request("the master", SMALL, "--master_resource_limit")

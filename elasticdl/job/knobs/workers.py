@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from elasticdl.job.knob import BY_HAND, TRAIN, Part, knob
+from elasticdl.job.knob import BY_HAND, TRAIN, KnobGroup, knob
 from elasticdl.job.values import Count, CriticalWorkers, OptionalCount, Positive, Seconds, Text
 
 INFERRED = "ElasticDL works this out from the rest of the job"
 
 
-class WorkersPart(Part):
+class WorkersKnobs(KnobGroup):
     title: ClassVar[str] = "Workers and faults"
 
     num_workers: Positive = knob(2, "How many workers train.", common=True)
@@ -67,7 +67,7 @@ class WorkersPart(Part):
     )
 
 
-class ByHandPart(Part):
+class ByHandKnobs(KnobGroup):
     title: ClassVar[str] = "A master or worker started by hand"
 
     workers_by_hand: bool = knob(

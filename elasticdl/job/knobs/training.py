@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from elasticdl.job.knob import TRAIN, Part, knob
+from elasticdl.job.knob import TRAIN, KnobGroup, knob
 from elasticdl.job.values import CommandLine, Count, Positive
 
 
-class TrainingPart(Part):
+class TrainingKnobs(KnobGroup):
     title: ClassVar[str] = "Training"
 
     distribution_strategy: Literal["ParameterServerStrategy", "AllreduceStrategy", "Local", "CustomStrategy"] = knob(
@@ -37,7 +37,7 @@ class TrainingPart(Part):
     )
 
 
-class OwnProgramPart(Part):
+class OwnProgramKnobs(KnobGroup):
     title: ClassVar[str] = "Your own program"
 
     job_command: CommandLine = knob(

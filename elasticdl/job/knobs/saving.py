@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from elasticdl.job.knob import TRAIN, Part, knob
+from elasticdl.job.knob import TRAIN, KnobGroup, knob
 from elasticdl.job.values import Count, SecondsOrNever, Text
 
 
-class EvaluationPart(Part):
+class EvaluationKnobs(KnobGroup):
     title: ClassVar[str] = "Evaluation"
 
     evaluation_steps: Count = knob(
@@ -19,7 +19,7 @@ class EvaluationPart(Part):
     )
 
 
-class SavingPart(Part):
+class SavingKnobs(KnobGroup):
     title: ClassVar[str] = "Checkpoints and output"
 
     output: Text = knob(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from elasticdl.job.knob import Part, knob
+from elasticdl.job.knob import KnobGroup, knob
 from elasticdl.job.values import ModelDefinition, ModelFile, Params, Symbol, Text
 
 
-class ModelPart(Part):
+class ModelKnobs(KnobGroup):
     title: ClassVar[str] = "Model"
 
     model_zoo: Text = knob(

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, every_namespace: bool = Fa
 
 
 @dataclass
-class Places:
+class JobLookup:
     """One or two places; a cluster that was not asked for by name may stay silent."""
 
     state_dir: Path | None
@@ -43,7 +43,7 @@ class Places:
     namespace: str | None  # None: all
     trouble: str = ""  # why the cluster's jobs are not known
 
-    async def jobs(self) -> list[Job]:
+    async def all(self) -> list[Job]:
         """All of them, the newest first."""
         found: list[Job] = [LocalJob(view) for view in all_jobs(self.state_dir)] if self.state_dir is not None else []
         found += await self._of_cluster()
@@ -102,14 +102,14 @@ class Places:
 
 
 @contextlib.asynccontextmanager
-async def places(args: argparse.Namespace) -> AsyncIterator[Places]:
+async def lookup(args: argparse.Namespace) -> AsyncIterator[JobLookup]:
     """What the flags name; without any, this machine and, where there is one, the cluster that kubectl would ask."""
     everywhere = bool(getattr(args, "all_namespaces", False))
     named = bool(args.namespace or args.context or everywhere)
     state_dir = names.expanded(args.state_dir).absolute() if args.state_dir else None
     if state_dir is None and not named:
         state_dir = names.default_state_dir()
-    found = Places(state_dir, None, None)
+    found = JobLookup(state_dir, None, None)
     if not named and (args.state_dir or not _configured()):
         yield found
         return

@@ -6,12 +6,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
-from elasticdl.job.knob import TRAIN, Part, knob
+from elasticdl.job.knob import TRAIN, KnobGroup, knob
 from elasticdl.job.resources import ByteCount
 from elasticdl.job.values import Count, OptionalCount, Positive, on_off
 
 
-class ServersPart(Part):
+class ServersKnobs(KnobGroup):
     title: ClassVar[str] = "Parameter servers"
 
     num_ps_pods: Count = knob(

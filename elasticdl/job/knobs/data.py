@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from elasticdl.job.knob import TRAIN, Part, knob
+from elasticdl.job.knob import TRAIN, KnobGroup, knob
 from elasticdl.job.values import Count, OptionalPositive, Params, Positive, Text
 
 
-class DataPart(Part):
+class DataKnobs(KnobGroup):
     title: ClassVar[str] = "Data"
 
     training_data: Text = knob(
