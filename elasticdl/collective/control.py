@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from elasticdl.collective.session import State, Todo, WorldSession
-from elasticdl.errors import CalledOff, ElasticDLError, JobFailed, Unreachable
+from elasticdl.errors import CalledOff, JobFailed, Unreachable
 from elasticdl.wire import control_pb2 as pb
+from elasticdl.wire.control_thread import CLOSE_SECONDS, ControlThread
 from elasticdl.wire.link import Link
 
 log = logging.getLogger(__name__)
 
 PULSE_SECONDS = 0.25
-CLOSE_SECONDS = 2.0
 Interrupt = Callable[[str], None]
 Deliver = Callable[[str, bytes], None]
 Got = TypeVar("Got")
@@ -269,31 +269,22 @@ class WorldControl(SharedSession):
         certificate: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__(session, clock)
-        self._loop = asyncio.new_event_loop()
         self._link = Link(address, token, self._hello, self._receive, session.grace_seconds, certificate=certificate)
-        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+        self._thread = ControlThread(self._link, self._fail, self._pulse)
         session.disconnected(clock())
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        if self._thread.is_alive():
-            closing = asyncio.run_coroutine_threadsafe(self._link.close(seconds), self._loop)
-            try:
-                closing.result(seconds + 1)
-            except TimeoutError:  # who leaves in order has not crashed, however late its other thread is
-                log.warning("The control thread did not get to closing the stream within %g s", seconds + 1)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(seconds)
+        self._thread.close(seconds)
 
     def leave(self) -> None:
         """A signal's handler runs in the middle of anything the training thread does: the control thread sees to it."""
-        self._loop.call_soon_threadsafe(super().leave)
+        self._thread.call(super().leave)
 
     def _send(self, messages: Sequence[pb.FromReplica]) -> None:
-        for message in messages:
-            self._loop.call_soon_threadsafe(self._link.send, message)
+        self._thread.send(messages)
 
     # The control thread.
 
@@ -325,16 +316,6 @@ class WorldControl(SharedSession):
         for interrupt in interrupts:
             interrupt(reason)
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        link = self._loop.create_task(self._link.run())
-        link.add_done_callback(self._ended)
-        pulses = self._loop.create_task(self._pulse())
-        self._loop.run_forever()
-        for task in (link, pulses):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(link, pulses, return_exceptions=True))
-
     async def _pulse(self) -> None:
         while True:
             await asyncio.sleep(PULSE_SECONDS)
@@ -348,10 +329,6 @@ class WorldControl(SharedSession):
             self._link.send(pulse)
             if alone:
                 self._fail(self._cut_off())
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            self._fail(task.exception() or ElasticDLError("the control stream ended"))
 
     def _fail(self, failure: BaseException) -> None:
         with self._changed:

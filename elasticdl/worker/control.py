@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import threading
 from collections.abc import Callable
 
-from elasticdl.errors import ElasticDLError
 from elasticdl.wire import control_pb2 as pb
+from elasticdl.wire.control_thread import ControlThread
 from elasticdl.wire.link import Link
 from elasticdl.worker.session import Session, Work
-
-log = logging.getLogger(__name__)
 
 
 class Control:
@@ -23,25 +19,11 @@ class Control:
     ) -> None:
         self._session = session
         self._changed = threading.Condition()
-        self._loop = asyncio.new_event_loop()
-        self._link = Link(address, token, self._hello, self._receive, patience_seconds, certificate=certificate)
         self._failure: BaseException | None = None
         self._listeners: list[Callable[[], None]] = []
-        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self, seconds: float = 2.0) -> None:
-        """Let what was said last get out, then stop."""
-        if self._thread.is_alive():
-            closing = asyncio.run_coroutine_threadsafe(self._link.close(seconds), self._loop)
-            try:
-                closing.result(seconds + 1)
-            except TimeoutError:  # who leaves in order has not crashed, however late its other thread is
-                log.warning("The control thread did not get to closing the stream within %g s", seconds + 1)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(seconds)
+        link = Link(address, token, self._hello, self._receive, patience_seconds, certificate=certificate)
+        self._thread = ControlThread(link, self._failed)
+        self.start, self.close = self._thread.start, self._thread.close
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call this, in the control thread, whenever the master said something."""
@@ -130,8 +112,7 @@ class Control:
         with self._changed:
             messages = say(self._session)
             self._changed.notify_all()
-        for message in messages:
-            self._loop.call_soon_threadsafe(self._link.send, message)
+        self._thread.send(messages)
 
     def _hello(self) -> pb.FromReplica:
         with self._changed:
@@ -144,19 +125,9 @@ class Control:
         for listener in self._listeners:
             listener()
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        task = self._loop.create_task(self._link.run())
-        task.add_done_callback(self._ended)
-        self._loop.run_forever()
-        task.cancel()
-        self._loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():
-            return
+    def _failed(self, failure: BaseException) -> None:
         with self._changed:
-            self._failure = task.exception() or ElasticDLError("the control stream ended")
+            self._failure = failure
             self._changed.notify_all()
         for listener in self._listeners:
             listener()

@@ -145,7 +145,7 @@ def test_a_control_thread_that_is_late_makes_no_crash_of_a_leave(
     host.send(shutdown=pb.Shutdown(reason="over"))
     assert busy.wait(5)
     control.close(0.1)
-    assert "did not get to closing the stream within 1.1 s" in caplog.text
+    assert "Could not close the control stream within 1.1 s" in caplog.text
     free.set()
     control._thread.join(10)
 
