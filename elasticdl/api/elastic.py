@@ -77,7 +77,7 @@ class Elastic:
         self._sizes: set[int] = set()  # of the parts computed so far
         self._bad_records: set[int] = set()  # that this worker has met
         self._evaluations = Evaluations(control, self._hooks, terms.plan.virtual, terms.evaluation_steps)
-        self._saver = Saver(control.saved)
+        self._saver = Saver(lambda cut, part, error: control.send(lambda s: s.saving.saved(cut, part, error)))
         self._committed_at = time.monotonic()
         self._figures = Figures(terms.skip_nonfinite, self._tell, self._unfit)
 
@@ -85,7 +85,7 @@ class Elastic:
 
     @property
     def committed_steps(self) -> int:
-        return self._control.state[1]
+        return self._control.call(lambda s: s.world.state[1])
 
     @property
     def records_trained(self) -> int:
@@ -140,7 +140,7 @@ class Elastic:
 
     def save(self, directory: Path) -> None:
         """Write the state to a folder that `restore` takes; between two parts, and at once."""
-        generation, step = self._control.state
+        generation, step = self._control.call(lambda s: s.world.state)
         state_files.write(directory, state_files.snapshot(self.state()), step, generation, self.records_trained)
 
     # The loop.
@@ -188,18 +188,20 @@ class Elastic:
         part = self._current
         assert part is not None
         for number, error in bad.items():
-            if number in self._bad_records:
-                continue  # in another epoch
-            name = self._hooks.name_of(number)
-            self._bad_records.add(number)
-            log.warning("%s cannot be trained and is left out of step %d: %s", name, part.step, error)
-            self._control.set_aside(number, name, error)
-            if len(self._bad_records) > self._terms.max_bad_records:  # known here already: nothing of it is committed
-                raise JobFailed(BadRecord(number, name, error).one_too_many(self._terms.max_bad_records))
+            if number not in self._bad_records:  # else it was met in another epoch
+                self._set_aside(number, error, part.step)
         keep = ~np.isin(part.records, list(bad))
         self._sums.lessen(int(keep.sum()) / len(part))
         self._current = replace(part, records=part.records[keep])
         return self._current
+
+    def _set_aside(self, number: int, error: str, step: int) -> None:
+        name = self._hooks.name_of(number)
+        self._bad_records.add(number)
+        log.warning("Left %s out of step %d, since it cannot be trained: %s", name, step, error)
+        self._control.send(lambda s: s.set_aside(number, name, error))
+        if len(self._bad_records) > self._terms.max_bad_records:  # known here already: nothing of it is committed
+            raise JobFailed(BadRecord(number, name, error).one_too_many(self._terms.max_bad_records))
 
     def step(self, loss: float | torch.Tensor | None) -> bool:
         """Keep what the part gave. With the last part of this worker: reduce and commit; whether that happened.
@@ -234,7 +236,7 @@ class Elastic:
                     self._leave()
                 case Todo.CONFIRM:
                     faults.point("worker.confirming")
-                    self._control.confirm()
+                    self._control.send(lambda s: s.world.confirm())
                 case Todo.BUILD:
                     self._form()
                 case Todo.SAVE:
@@ -282,7 +284,7 @@ class Elastic:
     # Worlds.
 
     def _form(self) -> None:
-        start = self._control.enter()
+        start = self._control.call(lambda s: s.enter())
         if start is None:
             return
         try:
@@ -314,7 +316,7 @@ class Elastic:
     def _leave(self, broken: GroupBroken | None = None) -> None:
         """Give the world up: after a step that all agreed to stop at, or in the middle of one."""
         world, self._world = self._world, None
-        in_order = broken is None and world is not None and not self._control.called_off
+        in_order = broken is None and world is not None and not self._control.call(lambda s: s.called_off)
         if broken is not None:
             log.warning("The world broke at step %d: %s", self.committed_steps, broken)
             self._control.leave_world(str(broken), broken.suspects)
@@ -348,7 +350,7 @@ class Elastic:
         self._model.load(held)
         self._forget_step()
         self._trained = 0 if position is None else int(position)
-        self._control.loaded(plan.trained(step, self._trained))
+        self._control.call(lambda s: s.loaded(plan.trained(step, self._trained)))
 
     def _forget_step(self) -> None:
         """What was computed on another state is of no use."""
@@ -361,7 +363,8 @@ class Elastic:
         self._control.doing("exchange")
         try:
             with self._control.interruptible(world.group.abort):
-                total, stop = self._sums.total(world.group, world.run, self._control.flag)
+                superseded = self._control.call(lambda s: s.world.superseded)
+                total, stop = self._sums.total(world.group, world.run, superseded)
         except CalledOff as reason:
             log.info("Step %d is given up: %s", self.committed_steps, reason)
             self._leave()
@@ -407,7 +410,7 @@ class Elastic:
             self._unfit(str(error), error)
 
     def _unfit(self, reason: str, cause: Exception | None = None) -> None:
-        self._control.unfit(reason)
+        self._control.send(lambda s: s.unfit(reason))
         raise JobFailed(reason) from cause
 
     # Everything else.
@@ -422,15 +425,15 @@ class Elastic:
             self._leave(broken)
 
     def _save(self) -> None:
-        save = self._control.begin_save()
+        save = self._control.call(lambda s: s.saving.begin(s.world.state[1]))
         if save is not None:
             self._control.doing("save")
-            generation, step = self._control.state
+            generation, step = self._control.call(lambda s: s.world.state)
             directory, records = Path(save.directory), self.records_trained
             self._saver.save(save.cut, directory, self.state(), step, generation, records)
 
     def _export(self) -> None:
-        asked = self._control.export
+        asked = self._control.call(lambda s: s.saving.export)
         assert asked is not None
         self._control.doing("save")
         found = error = ""
@@ -450,7 +453,7 @@ class Elastic:
         except Exception as trouble:  # out of code that is not ours: no other worker would do better
             log.exception("The model could not be written")
             error = f"{type(trouble).__name__}: {trouble}"
-        self._control.exported(asked, error, found)
+        self._control.send(lambda s: s.saving.export_done(asked, error, found))
 
     def _end(self) -> None:
         """The last thing: what was begun is written, what was said gets out."""

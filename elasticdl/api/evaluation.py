@@ -89,7 +89,7 @@ class Evaluations:
         metrics = dict(evaluation.merged(parts))
         self._done.add(version)
         self.forget()
-        self._control.evaluated(version, json.dumps(metrics), say=world.rank == 0)
+        self._control.send(lambda s: s.evaluated(version, json.dumps(metrics), send=world.rank == 0))
         self._control.doing("program")
         self._hooks.evaluated(version, metrics)
 

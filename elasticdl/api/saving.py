@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -19,17 +18,12 @@ log = logging.getLogger(__name__)
 FINISH_SECONDS = 20.0  # for what is being written when the worker ends; less than clusters give before they kill
 
 
-class Say(Protocol):
-    """Tells the master what became of a save."""
-
-    def __call__(self, cut: int, part: str, error: str = "") -> None: ...
-
-
 class Saver:
     """One checkpoint after the other."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    def __init__(self, answer: Callable[[int, str, str], None]) -> None:
+        """`answer` gets the number of a save, its part of the manifest, and what went wrong."""
+        self._answer = answer
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._pending: set[Future[None]] = set()
 
@@ -55,9 +49,9 @@ class Saver:
             part = state_files.write(directory, taken, step, generation, records)
             faults.point("worker.state_written")
         except OSError as error:
-            self._say(cut, "", f"{error.filename or directory}: {error.strerror or error}")
+            self._answer(cut, "", f"{error.filename or directory}: {error.strerror or error}")
         except Exception as error:  # the thread's border: the master would wait for an answer for ever
             log.exception("Writing a checkpoint of step %d failed", step)
-            self._say(cut, "", f"{directory}: {type(error).__name__}: {error}")
+            self._answer(cut, "", f"{directory}: {type(error).__name__}: {error}")
         else:
-            self._say(cut, json.dumps(part))
+            self._answer(cut, json.dumps(part), "")

@@ -85,11 +85,13 @@ class Formation:
     def form(self, start: pb.Start) -> World:
         """Build the group, take the state over, and say so. CalledOff, GroupBroken and DataError end it."""
         control, members = self.control, tuple(start.members)
-        rank = members.index(control.replica)
+        rank = members.index(control.call(lambda s: s.replica))
         began = time.monotonic()
         control.doing("build")
         store = RelayedStore(
-            start.generation, lambda key, value: control.store(start.generation, key, value), BUILD_SECONDS
+            start.generation,
+            lambda key, value: control.send(lambda s: s.world.store(start.generation, key, value)),
+            BUILD_SECONDS,
         )
         with control.delivering(start.generation, store.deliver), control.interruptible(store.interrupt):
             group = Group(start.generation, rank, members, store, self.host, UNLIMITED_SECONDS, BUILD_SECONDS)
@@ -103,7 +105,9 @@ class Formation:
                 group.abort("the world was given up")
                 group.close()
                 raise
-        control.form(built - began, time.monotonic() - built, copied, unheard(known, rank, start.evaluated))
+        took = time.monotonic() - built
+        again = unheard(known, rank, start.evaluated)
+        control.send(lambda s: s.form(built - began, took, copied, again))
         control.doing("program")  # it waits for nobody
         return World(group, members, rank, self.parts(len(members)), tuple(sorted(set().union(*known))))
 
@@ -124,7 +128,7 @@ class Formation:
             source = start.copies.get(member, "")
             if not source:
                 continue
-            if source == self.control.replica:
+            if source == members[rank]:
                 bytes_moved += send_state(group, to, self.state(), moved)
             elif to == rank:
                 received = receive_state(group, members.index(source), moved)
@@ -140,7 +144,10 @@ class Formation:
         Each says its GPU as well. Where no two share one, NCCL adds up what is on them. And each says where its memory
         for sums is: they go through that where all members can read it.
         """
-        mine: dict[str, Any] = {"evaluated": sorted(self.control.evaluations), "device": nccl.device_name(self.device)}
+        mine: dict[str, Any] = {
+            "evaluated": sorted(self.control.call(lambda s: [e.version for e in s.evaluations])),
+            "device": nccl.device_name(self.device),
+        }
         opened = door() if self._fits(group.size) else None
         try:
             if opened is not None and self.segment is not None:

@@ -1,7 +1,7 @@
 """The session of an all-reduce worker, shared between its two threads: one trains, the other keeps the stream.
 
-The training thread computes, builds groups and exchanges. While it does something that may never end, it says how that
-can be interrupted; the control thread does so as soon as the master says that it is in vain.
+The training thread computes, builds groups and exchanges. Before it does something that may never end, it registers how
+to interrupt it; the control thread does so as soon as the master calls it off.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from elasticdl.collective.session import State, Todo, WorldSession
+from elasticdl.collective.session import Todo, WorldSession
 from elasticdl.errors import CalledOff, JobFailed, Unreachable
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_thread import CLOSE_SECONDS, ControlThread
@@ -25,13 +25,14 @@ from elasticdl.wire.link import Link
 log = logging.getLogger(__name__)
 
 PULSE_SECONDS = 0.25
+Messages = Sequence[pb.FromReplica]
 Interrupt = Callable[[str], None]
 Deliver = Callable[[str, bytes], None]
-Got = TypeVar("Got")
+T = TypeVar("T")
 
 
 class SharedSession:
-    """What the training thread asks and says, whoever listens."""
+    """A session under a lock. Without a stream, its messages are dropped."""
 
     def __init__(self, session: WorldSession, clock: Callable[[], float]) -> None:
         self._session, self._clock = session, clock
@@ -39,16 +40,27 @@ class SharedSession:
         self._failure: BaseException | None = None
         self._interrupts: list[Interrupt] = []
         self._deliver: tuple[int, Deliver] | None = None
-        self._heard_at: float | None = None  # that the present world is to end
-        self.seconds: dict[str, float] = {}  # what the training thread did, for how long
-        session.doing("wait", clock())
+        self._superseded_at: float | None = None  # when the master first named a newer world than the current one
+        session.activity.since = clock()
 
-    def close(self) -> None:
-        """Let what was said last get out, then stop."""
+    def call(self, body: Callable[[WorldSession], T]) -> T:
+        """Read or change the session; for changes that no thread waits for."""
+        with self._changed:
+            return body(self._session)
+
+    def send(self, body: Callable[[WorldSession], Messages]) -> None:
+        """Change the session, and send the messages that this gives to the master."""
+        with self._changed:
+            messages = body(self._session)
+            self._changed.notify_all()
+        self._send(messages)
 
     def leave(self) -> None:
         """SIGTERM came."""
-        self._tell(lambda s: s.leave())
+        self.send(lambda s: s.leave())
+
+    def close(self) -> None:
+        """Let the last messages out, then stop."""
 
     # What comes next.
 
@@ -59,14 +71,14 @@ class SharedSession:
             return self._session.todo(idle)
 
     def wait(self, idle: bool) -> None:
-        """Until there is more to do than to wait. The master's absence is the only deadline: while it is there, it is
-        the master's to know how long a world may take to come about."""
+        """Until there is something to do. The master's absence is the only deadline: while it is there, it decides how
+        long a world may take to form."""
         self.doing("wait")
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None or self._session.todo(idle) is not Todo.WAIT)
 
     def check(self) -> None:
-        """Raise CalledOff when what the world is doing is in vain."""
+        """Raise CalledOff when the work of the current world is called off."""
         with self._changed:
             self._raise()
             if self._session.called_off:
@@ -74,10 +86,10 @@ class SharedSession:
 
     @contextmanager
     def interruptible(self, interrupt: Interrupt) -> Iterator[None]:
-        """While inside, `interrupt` is called (by any thread) as soon as what happens there is in vain."""
+        """While inside, `interrupt` is called (by any thread) as soon as the work is called off."""
         with self._changed:
             self._interrupts.append(interrupt)
-            reason = self._in_vain()
+            reason = self._called_off()
         if reason:
             interrupt(reason)
         try:
@@ -88,9 +100,9 @@ class SharedSession:
 
     @contextmanager
     def delivering(self, generation: int, deliver: Deliver) -> Iterator[None]:
-        """While inside, what other members put into the store of this world is handed to `deliver`."""
+        """While inside, `deliver` is called with what other members put into the store of this world."""
         with self._changed:
-            for key, value in self._session.stored_for(generation).items():
+            for key, value in self._session.world.stored_for(generation).items():
                 deliver(key, value)
             self._deliver = (generation, deliver)
         try:
@@ -99,21 +111,18 @@ class SharedSession:
             with self._changed:
                 self._deliver = None
 
-    # What the training thread says.
+    # What the training thread did.
 
-    def confirm(self) -> None:
-        self._tell(lambda s: s.confirm())
-
-    def enter(self) -> pb.Start | None:
+    def doing(self, phase: str) -> None:
+        """The training thread begins this; the pulses report it, with how long it has lasted."""
         with self._changed:
-            return self._session.enter()
+            self._session.activity.begin(phase, self._clock())
 
-    def loaded(self, records: int) -> None:
+    def moved(self, phase: str) -> None:
+        """What the training thread waits for in this phase made progress; from any thread, also when it is over."""
         with self._changed:
-            self._session.loaded(records)
-
-    def form(self, build_seconds: float, copy_seconds: float, copied_bytes: int, unheard: Collection[int] = ()) -> None:
-        self._tell(lambda s: s.form(build_seconds, copy_seconds, copied_bytes, unheard))
+            if self._session.activity.phase == phase:
+                self.doing(phase)
 
     def may_commit(self) -> None:
         """Raise unless a step whose exchange is complete may still become part of the model."""
@@ -125,111 +134,32 @@ class SharedSession:
     def commit(self, loss: float | None, seconds: float, stop: bool, records: int = 0) -> None:
         with self._changed:
             first = self._session.commit(loss, seconds, stop, records)
-            pulse = self._session.pulse(self._clock())
-        if first:  # the change to this world is over
-            self._send([pulse])
+            messages = [self._session.pulse(self._clock())] if first else []  # the change to this world is over
+        self._send(messages)
 
     def leave_world(self, error: str = "", suspects: Sequence[str] = (), unreadable: str = "") -> None:
-        with self._changed:
-            since, self._heard_at = self._heard_at, None
-            self._session.left_seconds = 0.0 if since is None else self._clock() - since
-        self._tell(lambda s: s.leave_world(error, suspects, unreadable))
+        def leave(session: WorldSession) -> Messages:
+            since, self._superseded_at = self._superseded_at, None
+            seconds = 0.0 if since is None else self._clock() - since
+            return session.world.leave(error, suspects, unreadable, seconds)
 
-    def store(self, generation: int, key: str, value: bytes) -> None:
-        self._tell(lambda s: s.store(generation, key, value))
-
-    def evaluated(self, version: int, metrics: str, say: bool) -> None:
-        self._tell(lambda s: s.evaluated(version, metrics, say))
-
-    def begin_save(self) -> pb.Save | None:
-        """The checkpoint to write now; whoever takes it answers with `saved`."""
-        with self._changed:
-            save = self._session.save_due()
-            if save is not None:
-                self._session.begin_save(save.cut)
-            return save
-
-    def saved(self, cut: int, part: str, error: str = "") -> None:
-        self._tell(lambda s: s.saved(cut, part, error))
-
-    def exported(self, asked: pb.Export, error: str = "", audit: str = "") -> None:
-        self._tell(lambda s: s.export_done(asked, error, audit))
-
-    def set_aside(self, record: int, name: str, error: str) -> None:
-        self._tell(lambda s: s.set_aside(record, name, error))
-
-    def unfit(self, error: str) -> None:
-        self._tell(lambda s: s.unfit(error))
-
-    def doing(self, phase: str) -> None:
-        """The training thread begins something: the pulses tell what, and for how long it takes."""
-        with self._changed:
-            before = self._session.phase
-            took = self._session.doing(phase, self._clock())
-            self.seconds[before] = self.seconds.get(before, 0.0) + took
-
-    def moved(self, phase: str) -> None:
-        """What the training thread waits for in this phase has come nearer; from any thread, and maybe too late."""
-        with self._changed:
-            if self._session.phase == phase:
-                self.doing(phase)
-
-    # What it asks.
-
-    @property
-    def replica(self) -> str:
-        return self._session.replica
-
-    @property
-    def state(self) -> State:
-        return self._look(lambda s: s.state)
-
-    @property
-    def flag(self) -> bool:
-        return self._look(lambda s: s.flag)
-
-    @property
-    def called_off(self) -> str:
-        return self._look(lambda s: s.called_off)
-
-    @property
-    def export(self) -> pb.Export | None:
-        return self._look(lambda s: s.export)
-
-    @property
-    def evaluations(self) -> Mapping[int, str]:
-        """The last ones: metrics by version."""
-        return self._look(lambda s: {e.version: e.metrics for e in s.evaluations})
-
-    @property
-    def shutdown(self) -> str:
-        return self._look(lambda s: s.shutdown)
+        self.send(leave)
 
     # Inside.
-
-    def _look(self, ask: Callable[[WorldSession], Got]) -> Got:
-        with self._changed:
-            return ask(self._session)
 
     def _raise(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    def _in_vain(self) -> str:
+    def _called_off(self) -> str:
         return str(self._failure) if self._failure is not None else self._session.called_off
 
-    def _tell(self, say: Callable[[WorldSession], list[pb.FromReplica]]) -> None:
-        with self._changed:
-            messages = say(self._session)
-            self._changed.notify_all()
-        self._send(messages)
-
-    def _send(self, messages: Sequence[pb.FromReplica]) -> None:
-        """Nobody listens."""
+    def _send(self, messages: Messages) -> None:
+        """There is no stream."""
 
     def _cut_off(self) -> Unreachable:
         grace = self._session.grace_seconds
-        return Unreachable(f"no word from the master for {grace:.0f} s: another world may train by now")
+        return Unreachable(f"the master was away for {grace:.0f} s: it may have started another world")
 
 
 class Alone(SharedSession):
@@ -244,7 +174,7 @@ class Alone(SharedSession):
     def begin_at(self, step: int, directory: str) -> None:
         """Start from a checkpoint."""
         state = pb.StateName(step=step)
-        start = pb.Start(generation=1, members=[self.replica], state=state, directory=directory)
+        start = pb.Start(generation=1, members=[self._session.replica], state=state, directory=directory)
         self._session.receive(pb.ToReplica(start=start))
 
     def leave(self) -> None:
@@ -252,11 +182,11 @@ class Alone(SharedSession):
 
     def leave_world(self, error: str = "", suspects: Sequence[str] = (), unreadable: str = "") -> None:
         if error:
-            raise JobFailed(error)  # there is nobody to begin another world
+            raise JobFailed(error)  # there is no master to start another world
         super().leave_world(error, suspects, unreadable)
 
     def wait(self, idle: bool) -> None:
-        """Nobody will say more: when every step is done, all is."""
+        """No message will come: when every step is done, the job is."""
         if idle:
             self._session.receive(pb.ToReplica(shutdown=pb.Shutdown(reason="every step is done")))
 
@@ -280,10 +210,10 @@ class WorldControl(SharedSession):
         self._thread.close(seconds)
 
     def leave(self) -> None:
-        """A signal's handler runs in the middle of anything the training thread does: the control thread sees to it."""
+        """A signal's handler runs in the middle of anything the training thread does: the control thread handles it."""
         self._thread.call(super().leave)
 
-    def _send(self, messages: Sequence[pb.FromReplica]) -> None:
+    def _send(self, messages: Messages) -> None:
         self._thread.send(messages)
 
     # The control thread.
@@ -294,14 +224,16 @@ class WorldControl(SharedSession):
 
     def _receive(self, message: pb.ToReplica) -> None:
         if message.WhichOneof("body") == "hung":
-            log.error("Taken for hung (%s). The training thread stands here:\n%s", message.hung.reason, _stack())
-            self._link.send(pb.FromReplica(stack=pb.Stack(text=_stack())))
+            stack = _stack()
+            log.error("The master considers this worker stuck (%s). Stack trace of the training thread:\n%s",
+                      message.hung.reason, stack)  # fmt: skip
+            self._send([pb.FromReplica(stack=pb.Stack(text=stack))])
             return
         with self._changed:
             self._session.connected()
             answers = self._session.receive(message)
-            if self._heard_at is None and self._session.flag:
-                self._heard_at = self._clock()
+            if self._superseded_at is None and self._session.world.superseded:
+                self._superseded_at = self._clock()
             deliver = self._deliver
             self._changed.notify_all()
         if message.WhichOneof("body") == "stored" and deliver is not None and deliver[0] == message.stored.generation:
@@ -311,7 +243,7 @@ class WorldControl(SharedSession):
 
     def _interrupt(self) -> None:
         with self._changed:
-            reason = self._in_vain()
+            reason = self._called_off()
             interrupts = list(self._interrupts) if reason else []
         for interrupt in interrupts:
             interrupt(reason)
@@ -323,11 +255,11 @@ class WorldControl(SharedSession):
             with self._changed:
                 if self._link.broken.is_set():
                     self._session.disconnected(now)
-                # Counted here and not by the link, so that an attempt to connect that hangs cannot stretch it.
-                alone = self._session.cut_off(now)
+                # Counted here and not by the link: an attempt to connect may hang.
+                cut_off = self._session.cut_off(now)
                 pulse = self._session.pulse(now)
-            self._link.send(pulse)
-            if alone:
+            self._send([pulse])
+            if cut_off:
                 self._fail(self._cut_off())
 
     def _fail(self, failure: BaseException) -> None:
@@ -339,6 +271,6 @@ class WorldControl(SharedSession):
 
 
 def _stack() -> str:
-    """Where the training thread, which is the process's main one, stands."""
+    """The stack trace of the training thread, which is the process's main one."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return "".join(traceback.format_stack(frame)).rstrip() if frame is not None else "nowhere: it has ended"
+    return "".join(traceback.format_stack(frame)).rstrip() if frame is not None else "none: the thread has ended"

@@ -149,11 +149,12 @@ def work(spec: JobSpec, name: str, code: ModelFile, sources: Mapping[str, Source
                 elastic.step(_compute(model, part, ahead, elastic, control))
     finally:
         control.close()
+    shutdown = control.call(lambda s: s.shutdown)
     if done:
-        log.info(time_line(control.seconds, done, "step"))
-    log.info("Done: %s", control.shutdown or "leaving")
+        log.info(time_line(control.call(lambda s: s.activity.seconds), done, "step"))
+    log.info("Done: %s", shutdown or "leaving")
     # Leaving on SIGTERM is no normal end, and the master may not have heard why.
-    return 0 if control.shutdown else 128 + signal.SIGTERM
+    return 0 if shutdown else 128 + signal.SIGTERM
 
 
 def _warm_up(replica: Replica, code: ModelFile, training: Source, plan: StepPlan, seed: int) -> None:

@@ -85,7 +85,7 @@ def test_a_step_complete_after_the_grace_is_not_committed_and_ends_a_program(
             loss.backward()
             now[0] = 31.0
             elastic.step(loss)
-    assert end.value.code == 143 and "no word from the master for 30 s" in caplog.text
+    assert end.value.code == 143 and "the master was away for 30 s" in caplog.text
     assert elastic.committed_steps == 0
 
 

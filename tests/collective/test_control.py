@@ -57,11 +57,11 @@ def enter(control: WorldControl) -> None:
     """Into the world that the conductor makes."""
     control.wait(idle=False)
     assert control.todo(idle=False) is Todo.CONFIRM
-    control.confirm()
+    control.send(lambda s: s.world.confirm())
     control.wait(idle=False)
     assert control.todo(idle=False) is Todo.BUILD
-    control.enter()
-    control.form(0.0, 0.0, 0)
+    control.call(lambda s: s.enter())
+    control.send(lambda s: s.form(0.0, 0.0, 0))
 
 
 def test_a_worker_finds_its_way_into_a_world(control: WorldControl, conductor: Conductor, worker: Worker) -> None:
@@ -81,7 +81,7 @@ def test_pulses_tell_what_the_training_thread_does(control: WorldControl, conduc
 
     conductor.wait(computing, "a pulse of 0.3 s of computing", 10)
     control.doing("exchange")
-    assert control.seconds["compute"] > 0.3
+    assert control.call(lambda s: s.activity.seconds["compute"]) > 0.3
 
 
 def test_what_is_waited_for_comes_nearer_only_while_it_is_waited_for() -> None:
@@ -92,7 +92,7 @@ def test_what_is_waited_for_comes_nearer_only_while_it_is_waited_for() -> None:
     now[0] = 20.0
     control.moved("copy")
     now[0] = 25.0
-    assert session.pulse(25.0).pulse.seconds == 5.0 and control.seconds["copy"] == 20.0
+    assert session.pulse(25.0).pulse.seconds == 5.0 and session.activity.seconds["copy"] == 20.0
     control.doing("wait")
     now[0] = 30.0
     control.moved("copy")  # the courier, of a world that was given up meanwhile
@@ -124,7 +124,7 @@ def test_a_shutdown_interrupts_and_ends(control: WorldControl, conductor: Conduc
     with control.interruptible(told):
         conductor.tell(ME, shutdown=pb.Shutdown(reason="the job is over"))
         assert told.wait(5)
-    assert control.todo(idle=False) is Todo.END and control.shutdown == "the job is over"
+    assert control.todo(idle=False) is Todo.END and control.call(lambda s: s.shutdown) == "the job is over"
 
 
 def test_what_others_store_reaches_the_group_that_is_built(
@@ -139,7 +139,7 @@ def test_what_others_store_reaches_the_group_that_is_built(
         assert got == {"early": b"1"}
         conductor.tell(ME, stored=pb.Stored(generation=1, key="late", value=b"2"))
         conductor.tell(ME, export=pb.Export(directory="e"))
-        conductor.wait(lambda: control.export is not None and "late" in got, "the key", 10)
+        conductor.wait(lambda: control.call(lambda s: s.saving.export) is not None and "late" in got, "the key", 10)
 
 
 def test_without_a_master_a_worker_goes_on_for_its_grace_and_then_stops(
@@ -155,7 +155,7 @@ def test_without_a_master_a_worker_goes_on_for_its_grace_and_then_stops(
         control.may_commit()
         assert told.wait(10)
     assert GRACE_SECONDS * 0.9 < time.monotonic() - began < GRACE_SECONDS + 1.5
-    with pytest.raises(Unreachable, match="no word from the master for 1 s"):
+    with pytest.raises(Unreachable, match="the master was away for 1 s"):
         control.may_commit()
     with pytest.raises(Unreachable):
         control.todo(idle=False)
@@ -190,10 +190,10 @@ def test_a_control_thread_that_is_late_makes_no_crash_of_a_leave(
 def test_alone_a_worker_is_its_own_world_until_every_step_is_done() -> None:
     alone = Alone(WorldSession("alone", "one", GRACE_SECONDS))
     assert alone.todo(idle=False) is Todo.CONFIRM
-    alone.confirm()
+    alone.send(lambda s: s.world.confirm())
     assert alone.todo(idle=False) is Todo.BUILD
-    alone.enter()
-    alone.form(0.0, 0.0, 0)
+    alone.call(lambda s: s.enter())
+    alone.send(lambda s: s.form(0.0, 0.0, 0))
     assert alone.todo(idle=False) is Todo.TRAIN
     alone.wait(idle=True)
     assert alone.todo(idle=True) is Todo.END

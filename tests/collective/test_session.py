@@ -36,7 +36,7 @@ def training(generation: int = 1) -> WorldSession:
     """In a world that stands."""
     it = session()
     it.receive(proposal(generation))
-    it.confirm()
+    it.world.confirm()
     it.receive(start(generation))
     it.enter()
     it.form(0.01, 0.0, 0)
@@ -55,7 +55,7 @@ def test_a_proposal_is_confirmed_once_and_the_world_built_when_it_starts() -> No
     assert it.todo() is Todo.WAIT
     it.receive(proposal(1))
     assert it.todo() is Todo.CONFIRM
-    (confirmed,) = it.confirm()
+    (confirmed,) = it.world.confirm()
     assert (confirmed.confirmed.generation, confirmed.confirmed.state.step) == (1, 0)
     assert it.todo() is Todo.WAIT
     it.receive(start(1, state=(0, 0)))
@@ -64,33 +64,33 @@ def test_a_proposal_is_confirmed_once_and_the_world_built_when_it_starts() -> No
     assert it.hello().hello.generation == 1
     (formed,) = it.form(0.25, 0.5, 100)
     assert (formed.formed.build_seconds, formed.formed.copy_seconds, formed.formed.copied_bytes) == (0.25, 0.5, 100)
-    assert it.todo() is Todo.TRAIN and it.rank == 0
+    assert it.todo() is Todo.TRAIN and it.world.rank == 0
 
 
 def test_the_name_of_the_state_is_taken_only_when_all_of_it_is_there() -> None:
     it = session()
     it.receive(proposal(4))
-    it.confirm()
+    it.world.confirm()
     it.receive(start(4, state=(3, 70), copies={ME: OTHER}))
     it.enter()
-    assert it.state == (0, 0) and it.hello().hello.state.step == 0
+    assert it.world.state == (0, 0) and it.hello().hello.state.step == 0
     it.form(0.0, 0.1, 10)
-    assert it.state == (3, 70)
+    assert it.world.state == (3, 70)
     it.commit(0.5, 0.1, stop=False)
-    assert it.state == (4, 71)
+    assert it.world.state == (4, 71)
 
 
 def test_a_state_that_was_copied_has_its_name_whatever_becomes_of_the_world() -> None:
     """Else a world that is called off after the copy would lead to steps that are taken twice."""
     it = session()
     it.receive(proposal(4))
-    it.confirm()
+    it.world.confirm()
     it.receive(start(4, state=(3, 70), copies={ME: OTHER}))
     it.enter()
     it.loaded(records=2240)
-    it.leave_world("connection reset", [OTHER])
+    it.world.leave("connection reset", [OTHER])
     it.receive(proposal(5, ME, urgent=True))
-    (said,) = it.confirm()
+    (said,) = it.world.confirm()
     held = said.confirmed.state
     assert (held.generation, held.step, held.records) == (3, 70, 2240)
 
@@ -105,7 +105,7 @@ def test_a_proposal_that_is_said_again_is_confirmed_again() -> None:
     """The first confirmation may have been said into a breaking stream."""
     it = session()
     it.receive(proposal(1))
-    it.confirm()
+    it.world.confirm()
     it.receive(proposal(1))
     assert it.todo() is Todo.CONFIRM
 
@@ -130,11 +130,11 @@ def test_who_is_not_in_the_world_proposed_stands_by() -> None:
 def test_older_generations_are_not_heard() -> None:
     it = session()
     it.receive(proposal(5))
-    it.confirm()
+    it.world.confirm()
     for old in (proposal(4, ME), start(4, ME), stored(4, "k", b"old")):
         it.receive(old)
     assert it.todo() is Todo.WAIT
-    assert it.stored_for(5) == {} and it.stored_for(4) == {}
+    assert it.world.stored_for(5) == {} and it.world.stored_for(4) == {}
     it.receive(start(5))
     assert it.todo() is Todo.BUILD
 
@@ -142,17 +142,17 @@ def test_older_generations_are_not_heard() -> None:
 def test_a_start_that_a_newer_proposal_has_overtaken_is_not_built() -> None:
     it = session()
     it.receive(proposal(1))
-    it.confirm()
+    it.world.confirm()
     it.receive(start(1))
     it.receive(proposal(2, urgent=True))
     assert it.todo() is Todo.CONFIRM
-    it.confirm()
+    it.world.confirm()
     assert it.todo() is Todo.WAIT
 
 
 def test_a_world_that_was_left_is_never_entered_again() -> None:
     it = training(1)
-    it.leave_world()
+    it.world.leave()
     it.receive(proposal(1))
     it.receive(start(1))
     assert it.todo() is Todo.WAIT
@@ -161,7 +161,7 @@ def test_a_world_that_was_left_is_never_entered_again() -> None:
 
 def test_a_world_that_broke_is_reported_again_when_the_master_starts_it_again() -> None:
     it = training(1)
-    (broken,) = it.leave_world("connection reset", [OTHER])
+    (broken,) = it.world.leave("connection reset", [OTHER])
     assert (broken.broken.generation, list(broken.broken.suspects)) == (1, [OTHER])
     assert it.receive(start(1)) == [broken]
     assert it.todo() is Todo.WAIT
@@ -187,27 +187,27 @@ def test_an_urgent_proposal_calls_the_step_off() -> None:
     it.receive(proposal(2, urgent=True))
     assert it.called_off == "a change"
     assert it.todo() is Todo.LEAVE
-    assert it.leave_world() == []
+    assert it.world.leave() == []
     assert it.todo() is Todo.CONFIRM
 
 
 def test_any_other_proposal_waits_until_all_members_stop_at_the_same_step() -> None:
     it = training()
     it.receive(proposal(2))
-    assert it.called_off == "" and it.flag and it.todo() is Todo.TRAIN
+    assert it.called_off == "" and it.world.superseded and it.todo() is Todo.TRAIN
     it.commit(0.5, 0.1, stop=True)
     assert it.todo() is Todo.LEAVE
-    it.leave_world()
-    (confirmed,) = it.confirm()
+    it.world.leave()
+    (confirmed,) = it.world.confirm()
     assert (confirmed.confirmed.state.generation, confirmed.confirmed.state.step) == (1, 1)
 
 
 def test_a_member_that_does_not_know_the_proposal_stops_with_the_others_and_waits_for_it() -> None:
     it = training()
-    assert not it.flag
+    assert not it.world.superseded
     it.commit(0.5, 0.1, stop=True)
     assert it.todo() is Todo.LEAVE
-    it.leave_world()
+    it.world.leave()
     assert it.todo() is Todo.WAIT
     it.receive(proposal(2))
     assert it.todo() is Todo.CONFIRM
@@ -227,7 +227,7 @@ def test_told_to_go_a_member_trains_until_a_world_without_it_comes() -> None:
     assert it.todo() is Todo.TRAIN
     it.commit(0.5, 0.1, stop=True)
     assert it.todo() is Todo.LEAVE
-    it.leave_world()
+    it.world.leave()
     assert it.todo() is Todo.END
 
 
@@ -236,9 +236,9 @@ def test_told_to_go_a_member_stays_for_one_more_world_if_that_needs_its_state() 
     it.leave()
     it.receive(proposal(2, OTHER, ME))
     it.commit(0.5, 0.1, stop=True)
-    it.leave_world()
+    it.world.leave()
     assert it.todo() is Todo.CONFIRM
-    it.confirm()
+    it.world.confirm()
     assert it.todo() is Todo.WAIT
 
 
@@ -247,7 +247,7 @@ def broken_under_a_leaver() -> WorldSession:
     it.commit(0.5, 0.1, stop=False)
     it.leave()
     it.receive(proposal(2, OTHER))
-    assert kinds(it.leave_world("connection reset", [OTHER])) == ["broken"]
+    assert kinds(it.world.leave("connection reset", [OTHER])) == ["broken"]
     return it
 
 
@@ -265,7 +265,7 @@ def test_told_to_go_a_worker_whose_world_broke_saves_what_nobody_else_has() -> N
     it.receive(save(1))
     it.receive(pb.ToReplica(proposal=pb.Proposal(generation=3, urgent=True, reason="the other one is gone")))
     assert it.todo() is Todo.SAVE
-    it.begin_save(1)
+    it.saving.begin(it.world.state[1])
     it.receive(pb.ToReplica(settle=pb.Settle(cut=1, published=True)))
     assert it.todo() is Todo.END, "nobody trains, and nothing is lost"
 
@@ -277,7 +277,7 @@ def test_told_to_go_a_worker_that_heard_first_of_the_world_that_goes_on_does_not
     it.receive(proposal(2, OTHER, urgent=True))
     it.receive(start(2, OTHER, state=(1, 1)))
     assert it.todo() is Todo.LEAVE
-    it.leave_world()
+    it.world.leave()
     assert it.todo() is Todo.END
 
 
@@ -310,21 +310,21 @@ def test_without_a_master_for_longer_than_its_grace_nothing_counts_any_more(away
 def test_what_others_stored_early_is_kept_for_the_group() -> None:
     it = session()
     it.receive(proposal(3))
-    it.confirm()
+    it.world.confirm()
     it.receive(stored(3, "a", b"1"))
     it.receive(start(3))
     it.enter()
     it.receive(stored(3, "b", b"2"))
-    assert it.stored_for(3) == {"a": b"1", "b": b"2"}
+    assert it.world.stored_for(3) == {"a": b"1", "b": b"2"}
 
 
 def test_while_a_group_is_built_what_this_worker_stored_is_said_again_on_a_new_stream() -> None:
     it = session()
     it.receive(proposal(3))
-    it.confirm()
+    it.world.confirm()
     it.receive(start(3))
     it.enter()
-    (said,) = it.store(3, "me", b"address")
+    (said,) = it.world.store(3, "me", b"address")
     welcome = pb.ToReplica(welcome=pb.Welcome(master_epoch=1))
     assert it.receive(welcome) == [said]
     it.form(0.0, 0.0, 0)
@@ -333,8 +333,8 @@ def test_while_a_group_is_built_what_this_worker_stored_is_said_again_on_a_new_s
 
 def test_nothing_is_stored_for_a_world_that_was_given_up() -> None:
     it = training(3)
-    it.leave_world()
-    assert it.store(3, "me", b"address") == []
+    it.world.leave()
+    assert it.world.store(3, "me", b"address") == []
 
 
 # Saving, evaluating, exporting.
@@ -350,11 +350,11 @@ def test_a_leaver_goes_once_the_checkpoint_it_writes_is_settled() -> None:
     it.leave()
     it.receive(proposal(2, "b"))
     it.commit(0.5, 0.1, stop=True)
-    it.leave_world()
+    it.world.leave()
     assert it.todo() is Todo.SAVE, "it was asked for before it went"
-    it.begin_save(1)
+    it.saving.begin(it.world.state[1])
     assert it.todo() is Todo.WAIT
-    it.saved(1, "{}", "")
+    it.saving.saved(1, "{}", "")
     assert it.todo() is Todo.WAIT, "the master may not have heard of it"
     it.receive(pb.ToReplica(settle=pb.Settle(cut=1, published=True)))
     assert it.todo() is Todo.END
@@ -374,8 +374,8 @@ def test_a_save_waits_for_its_step() -> None:
 def test_what_was_written_is_said_in_every_hello_until_it_is_settled() -> None:
     it = training()
     it.receive(save(1))
-    it.begin_save(1)
-    (wrote,) = it.saved(1, '{"step": 1}', "")
+    it.saving.begin(it.world.state[1])
+    (wrote,) = it.saving.saved(1, '{"step": 1}', "")
     assert [w.cut for w in it.hello().hello.wrote] == [1]
     assert it.receive(save(1)) == [wrote], "asked again, it does not write again"
     assert it.todo() is Todo.TRAIN
@@ -387,27 +387,27 @@ def test_a_checkpoint_that_is_being_written_is_not_begun_again_when_it_is_asked_
     """A master that hears a Hello repeats what it asked for, and does not know how far it is."""
     it = training()
     it.receive(save(1))
-    it.begin_save(1)
+    it.saving.begin(it.world.state[1])
     assert it.receive(save(1)) == [] and it.todo() is Todo.TRAIN
-    (wrote,) = it.saved(1, '{"step": 1}', "")
+    (wrote,) = it.saving.saved(1, '{"step": 1}', "")
     assert it.receive(save(1)) == [wrote] and it.todo() is Todo.TRAIN
 
 
 def test_evaluations_are_remembered_for_a_master_that_missed_them() -> None:
     it = training()
     for version in range(20):
-        assert it.evaluated(version, "{}", say=False) == []
+        assert it.evaluated(version, "{}", send=False) == []
     assert [e.version for e in it.hello().hello.evaluations] == list(range(4, 20))
-    assert kinds(it.evaluated(19, "{}", say=True)) == ["evaluated"]
+    assert kinds(it.evaluated(19, "{}", send=True)) == ["evaluated"]
 
 
 def test_evaluations_of_steps_that_are_lost_are_forgotten() -> None:
     it = training()
-    it.evaluated(10, "{}", say=True)
-    it.evaluated(20, "{}", say=True)
-    it.leave_world()
+    it.evaluated(10, "{}", send=True)
+    it.evaluated(20, "{}", send=True)
+    it.world.leave()
     it.receive(proposal(2))
-    it.confirm()
+    it.world.confirm()
     it.receive(start(2, state=(0, 15), directory="d"))
     it.enter()
     it.form(0.0, 0.0, 0)
@@ -416,12 +416,12 @@ def test_evaluations_of_steps_that_are_lost_are_forgotten() -> None:
 
 def test_evaluations_are_said_again_in_the_next_world_where_who_said_them_was_not_heard() -> None:
     it = training()
-    it.evaluated(5, "{}", say=False)
-    it.evaluated(10, "{}", say=False)
-    it.leave_world()
+    it.evaluated(5, "{}", send=False)
+    it.evaluated(10, "{}", send=False)
+    it.world.leave()
     it.receive(proposal(2))
-    it.confirm()
-    it.receive(start(2, state=it.state))
+    it.world.confirm()
+    it.receive(start(2, state=it.world.state))
     it.enter()
     formed, again = it.form(0.0, 0.0, 0, unheard={10})
     assert formed.formed.generation == 2 and again.evaluated.version == 10
@@ -432,8 +432,8 @@ def test_the_model_is_exported_when_every_step_is_done() -> None:
     it.receive(pb.ToReplica(export=pb.Export(directory="model", audit=True)))
     assert it.todo() is Todo.TRAIN
     assert it.todo(idle=True) is Todo.EXPORT
-    assert it.export is not None
-    (exported,) = it.export_done(it.export, "", "all is well")
+    assert it.saving.export is not None
+    (exported,) = it.saving.export_done(it.saving.export, "", "all is well")
     assert exported.exported.audit == "all is well"
     assert it.hello().hello.exported.directory == "model"
     assert it.todo(idle=True) is Todo.WAIT
@@ -445,10 +445,10 @@ def test_what_was_said_of_a_request_to_export_answers_no_later_one() -> None:
     first, second = (pb.Export(directory="model", number=number) for number in (1, 3))
     it.receive(pb.ToReplica(export=first))
     it.receive(pb.ToReplica(export=second))  # while the first is being carried out
-    (late,) = it.export_done(first, "another process has begun", "")
+    (late,) = it.saving.export_done(first, "another process has begun", "")
     assert (late.exported.number, it.hello().hello.exported.number) == (1, 1)
-    assert it.todo(idle=True) is Todo.EXPORT and it.export == second
-    (exported,) = it.export_done(second, "", "")
+    assert it.todo(idle=True) is Todo.EXPORT and it.saving.export == second
+    (exported,) = it.saving.export_done(second, "", "")
     assert it.todo(idle=True) is Todo.WAIT
     assert it.receive(pb.ToReplica(export=second)) == [exported]
     assert it.receive(pb.ToReplica(export=pb.Export(directory="model", number=4))) == []
@@ -457,7 +457,7 @@ def test_what_was_said_of_a_request_to_export_answers_no_later_one() -> None:
 
 def test_a_pulse_says_what_the_training_thread_does_and_for_how_long() -> None:
     it = training()
-    it.doing("compute", 10.0)
+    it.activity.begin("compute", 10.0)
     for seconds in (0.1, 0.3, 0.2):
         it.commit(0.5, seconds, stop=False)
     pulse = it.pulse(12.5).pulse
@@ -470,15 +470,15 @@ def test_a_world_that_was_called_off_stays_so_whatever_is_proposed_next() -> Non
     it.receive(proposal(4, urgent=True))
     it.receive(proposal(5))
     assert it.called_off and it.todo() is Todo.LEAVE
-    it.leave_world()
+    it.world.leave()
     assert not it.called_off and it.todo() is Todo.CONFIRM
 
 
 def test_a_world_is_not_entered_when_another_is_proposed_in_the_last_moment() -> None:
     it = session()
     it.receive(proposal(1))
-    it.confirm()
+    it.world.confirm()
     it.receive(start(1))
     assert it.todo() is Todo.BUILD
     it.receive(proposal(2))
-    assert it.enter() is None and it.generation == 0 and it.todo() is Todo.CONFIRM
+    assert it.enter() is None and it.world.generation == 0 and it.todo() is Todo.CONFIRM

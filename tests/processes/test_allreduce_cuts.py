@@ -133,7 +133,7 @@ def test_who_is_out_of_touch_for_too_long_stops_before_the_others_go_on_without_
     job.wait_until(lambda s: len(s.world) == 2 and CUT not in s.world and s.version > first.version)
     proxy.heal()
     status = check(job, PLAIN, data, saved=int(away.checkpoint.rsplit("-", 1)[1]))
-    assert "no word from the master for 5 s" in allreduce.story_of(job, CUT)
+    assert "the master was away for 5 s" in allreduce.story_of(job, CUT)
     found = commits(job)
     begun = min(c.at for c in found if c.generation > first.generation)
     assert max(c.at for c in found if c.generation == first.generation) < begun, "two worlds side by side"
@@ -162,7 +162,7 @@ def test_a_whole_world_that_is_cut_off_in_silence_stops_before_another_begins(
     began = min(at for generation, at in worlds_entered(job) if generation > first.generation)
     last = max(c.at for c in commits(job) if c.generation == first.generation)
     assert last < began, f"the old world committed a step {last - began:.1f} s after the next one stood"
-    assert all("no word from the master for 5 s" in allreduce.story_of(job, name) for name in first.world)
+    assert all("the master was away for 5 s" in allreduce.story_of(job, name) for name in first.world)
 
 
 def test_a_master_that_stands_still_for_a_while_takes_nobody_for_hung(tmp_path: Path, data: Path) -> None:

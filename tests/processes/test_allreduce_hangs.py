@@ -68,7 +68,7 @@ def test_a_worker_that_hangs_in_the_model_is_named_with_its_stack_and_replaced(
     stacks = allreduce.story_of(job, hung)
     assert re.search(r"hanging.py\", line \d+ in forever", stacks), "every thread's, by the signal"
     if how == "spin":
-        assert re.search(r"hung \(compute of step \d+ lasts .*stands here:", stacks)
+        assert re.search(r"stuck \(compute of step \d+ lasts .*Stack trace of the training thread:", stacks)
         assert re.search(rf"{hung} stands here:\n(.*\n)*?.*hanging.py\", line \d+, in forever", told)
 
 

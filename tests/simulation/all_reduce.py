@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from elasticdl.collective.session import State, Todo, WorldSession
+from elasticdl.collective.session import Todo, WorldSession
+from elasticdl.collective.world_membership import State, WorldMembership
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.replicas import CRASHED
@@ -22,8 +23,9 @@ HANG_SECONDS = 20.0  # much less than calm lasts
 class SessionWorker(Worker):
     """A process whose knowledge is its session's."""
 
-    def __init__(self, name: str, fingerprint: str, now: float, kind: type[WorldSession]) -> None:
-        self.session = kind(name, f"inc-{name}", GRACE_SECONDS, fingerprint)
+    def __init__(self, name: str, fingerprint: str, now: float, worlds: SessionWorlds) -> None:
+        self.session = worlds.session(name, f"inc-{name}", GRACE_SECONDS, fingerprint)
+        self.session.world = worlds.membership(name)
         super().__init__(name, f"uid-{name}", f"inc-{name}", fingerprint, history=(name,), away_since=now)
         self.session.disconnected(now)
         self.inbox: Any
@@ -35,7 +37,7 @@ class SessionWorker(Worker):
 
     @property
     def world(self) -> c.StartWorld | None:  # type: ignore[override]
-        w = self.session.world
+        w = self.session.world.current
         if w is None:
             return None
         members = tuple(w.members)
@@ -44,17 +46,21 @@ class SessionWorker(Worker):
         )
 
 
-SESSION = ("leaving", "state", "world", "formed", "stopping", "newest", "left", "confirmed", "proposal", "answered",
-           "start", "broke", "saves", "wrote", "export", "exported", "called_off")  # fmt: skip
+PARTS = {
+    "world": ("state", "formed", "stopping", "newest", "left", "confirmed", "proposal", "answered", "start"),
+    "saving": ("saves", "wrote", "export", "exported"),
+}
+SESSION = ("leaving", "world", "broke", "called_off", *(name for names in PARTS.values() for name in names))
 
 
-def _of_session(name: str) -> property:
-    return property(lambda self: getattr(self.session, name))
+def _of_session(part: str, name: str) -> property:
+    return property(lambda self: getattr(getattr(self.session, part), name))
 
 
-for _name in SESSION:
-    if _name not in ("world", "broke", "called_off"):
-        setattr(SessionWorker, _name, _of_session(_name))
+for _part, _names in PARTS.items():
+    for _name in _names:
+        setattr(SessionWorker, _name, _of_session(_part, _name))
+setattr(SessionWorker, "leaving", property(lambda self: self.session.leaving))  # noqa: B010
 setattr(SessionWorker, "called_off", property(lambda self: bool(self.session.called_off)))  # noqa: B010
 setattr(SessionWorker, "broke", None)  # noqa: B010
 
@@ -63,13 +69,14 @@ class SessionWorlds(Worlds):
     """Messages are those of the wire; groups are built through the store that the master relays."""
 
     session: type[WorldSession] = WorldSession
+    membership: type[WorldMembership] = WorldMembership
 
     def __init__(self, *what: Any, **more: Any) -> None:
         self.epoch = 1
         super().__init__(*what, **more)
 
     def process(self, name: str, fingerprint: str) -> SessionWorker:
-        return SessionWorker(name, fingerprint, self.now, self.session)
+        return SessionWorker(name, fingerprint, self.now, self)
 
     @property
     def relay(self) -> Relay:
@@ -158,35 +165,35 @@ class SessionWorlds(Worlds):
         session: WorldSession = w.session
         match session.todo(idle=self.done(w)):
             case Todo.END:
-                if session.wrote and not session.shutdown:
+                if session.saving.wrote and not session.shutdown:
                     return False  # what it wrote is not yet part of a checkpoint
                 self.go(w)
             case Todo.LEAVE:
                 w.pending = None
                 self.note_bereaved(w, w.called_off)
-                session.leave_world()
+                session.world.leave()
             case Todo.CONFIRM:
-                self.tell(w, session.confirm())
+                self.tell(w, session.world.confirm())
             case Todo.BUILD:
                 return self.build(w)
             case Todo.SAVE:
                 self.save(w)
             case Todo.EXPORT:
-                assert session.export is not None
-                self.tell(w, session.export_done(session.export, "", ""))
+                assert session.saving.export is not None
+                self.tell(w, session.saving.export_done(session.saving.export))
             case Todo.TRAIN | Todo.WAIT:
                 return False
         return True
 
     def build(self, w: Any) -> bool:
         session: WorldSession = w.session
-        if session.world is None:
+        if session.world.current is None:
             start = session.enter()
             assert start is not None
-            self.tell(w, session.store(start.generation, w.name, b"address"))
+            self.tell(w, session.world.store(start.generation, w.name, b"address"))
             return True
-        start = session.world
-        if set(start.members) - {w.name} - set(session.stored_for(start.generation)):
+        start = session.world.current
+        if set(start.members) - {w.name} - set(session.world.stored_for(start.generation)):
             return False
         members = [self.workers[n] for n in start.members]
         if any(not p.alive or (p.left >= start.generation) for p in members):
@@ -233,16 +240,15 @@ class SessionWorlds(Worlds):
         if w.alive and not w.hung and w.world is not None:
             w.pending = None
             self.note_bereaved(w, True)
-            self.tell(w, w.session.leave_world("connection reset", suspects, unreadable))
+            self.tell(w, w.session.world.leave("connection reset", suspects, unreadable))
 
     def save(self, w: Any, error: str = "") -> bool:
-        save = w.session.save_due()
+        save = w.session.saving.begin(w.state[1])
         if save is None:
             return False
-        w.session.begin_save(save.cut)
         self.writes[save.cut] = w.history
         part = {"step": w.state[1], "records": self.trained(w.history)}
-        self.tell(w, w.session.saved(save.cut, json.dumps(part), error))
+        self.tell(w, w.session.saving.saved(save.cut, json.dumps(part), error))
         return True
 
     def pulse(self, w: Any) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from elasticdl.collective.session import NOTHING, WorldSession
+from elasticdl.collective.session import WorldSession
+from elasticdl.collective.world_membership import NOTHING, WorldMembership
 from elasticdl.wire import control_pb2 as pb
 from tests.core.storms import LAST, SILENCE, WIND, Storm
 from tests.core.worlds import Worlds
@@ -60,19 +61,19 @@ def test_whoever_hangs_is_found_by_what_it_says_or_does_not_say_also_when_it_is_
 
 
 @dataclass
-class StoredSaidOnce(WorldSession):
+class StoredSaidOnce(WorldMembership):
     """What others need to build their groups is not said again on a new stream."""
 
-    def _welcomed(self, epoch: int) -> list[pb.FromReplica]:
-        return super()._welcomed(epoch) if self.formed else []
+    def resend(self) -> list[pb.FromReplica]:
+        return super().resend() if self.formed else []
 
 
 @dataclass
-class BrokenSaidOnce(WorldSession):
+class BrokenSaidOnce(WorldMembership):
     """A world that broke is not told of again, when the master starts it once more."""
 
-    def _started(self, start: pb.Start) -> list[pb.FromReplica]:
-        super()._started(start)
+    def started(self, start: pb.Start) -> list[pb.FromReplica]:
+        super().started(start)
         return []
 
 
@@ -85,7 +86,7 @@ class NeverStopsByItself(WorldSession):
 
 
 @dataclass
-class NameOfTheWorld(WorldSession):
+class NameOfTheWorld(WorldMembership):
     """A state is named when the world starts, not when it is there."""
 
     def enter(self) -> pb.Start | None:
@@ -96,7 +97,7 @@ class NameOfTheWorld(WorldSession):
 
 
 @dataclass
-class NameOfTheFormed(WorldSession):
+class NameOfTheFormed(WorldMembership):
     """A state that was copied is called what it was before, until the whole world stands."""
 
     def loaded(self, records: int) -> None:
@@ -105,44 +106,44 @@ class NameOfTheFormed(WorldSession):
 
 
 @dataclass
-class StepsOfItsOwn(WorldSession):
+class StepsOfItsOwn(WorldMembership):
     """The name of a state says nothing about the world that committed it."""
 
-    def commit(self, loss: float, seconds: float, stop: bool, records: int) -> None:
+    def commit(self, stop: bool, records: int) -> None:
         before = self.state
-        super().commit(loss, seconds, stop, records)
+        super().commit(stop, records)
         self.state = (max(1, before[0]), before[1] + 1)
 
 
 @dataclass
-class StopsAlone(WorldSession):
+class StopsAlone(WorldMembership):
     """Who knows of a proposal stops after the step, whether the others agreed or not."""
 
-    def commit(self, loss: float, seconds: float, stop: bool, records: int) -> None:
-        super().commit(loss, seconds, False, records)
-        self.stopping = self.flag
+    def commit(self, stop: bool, records: int) -> None:
+        super().commit(False, records)
+        self.stopping = self.superseded
 
 
 @dataclass
-class ConfirmsWithNothing(WorldSession):
+class ConfirmsWithNothing(WorldMembership):
     """What was trained is forgotten with the world."""
 
-    def leave_world(self, *what: object, **more: object) -> list[pb.FromReplica]:
+    def leave(self, *what: object, **more: object) -> list[pb.FromReplica]:
         self.state = NOTHING
-        return super().leave_world(*what, **more)  # type: ignore[arg-type]
+        return super().leave(*what, **more)  # type: ignore[arg-type]
 
 
 @dataclass
-class GoesWithAllOfIt(WorldSession):
+class GoesWithAllOfIt(WorldMembership):
     """Told to go, a worker does so after a world that broke, and does not ask who is left."""
 
     @property
-    def _needed(self) -> bool:
+    def needed(self) -> bool:
         return False
 
 
 KILLS = {"kill": 8, "connect": 6, "scale": 3}
-SESSIONS: dict[type[WorldSession], tuple[range, dict[str, int]]] = {
+MUTANTS: dict[type[WorldSession | WorldMembership], tuple[range, dict[str, int]]] = {
     StoredSaidOnce: (range(420, 480), WIND),
     BrokenSaidOnce: (range(120, 180), WIND),
     NeverStopsByItself: (range(60), SILENCE),
@@ -155,13 +156,14 @@ SESSIONS: dict[type[WorldSession], tuple[range, dict[str, int]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SESSIONS)
-def test_the_simulation_catches_the_session(kind: type[WorldSession]) -> None:
+@pytest.mark.parametrize("kind", MUTANTS)
+def test_the_simulation_catches_the_session(kind: type[WorldSession | WorldMembership]) -> None:
     """The bug is found within these storms, and the session without it weathers the very storm that found it."""
-    seeds, faults = SESSIONS[kind]
+    seeds, faults = MUTANTS[kind]
+    part = "session" if issubclass(kind, WorldSession) else "membership"
     for seed in seeds:
         try:
-            Storm(seed, faults=faults, worlds=type("Mutant", (SessionWorlds,), {"session": kind})).run()
+            Storm(seed, faults=faults, worlds=type("Mutant", (SessionWorlds,), {part: kind})).run()
         except AssertionError:
             Storm(seed, faults=faults, worlds=SessionWorlds).run()
             return
