@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticdl.core.plan import Position
+from elasticdl.job.outcome import Outcome
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class TellMembers(Command):
 @dataclass(frozen=True)
 class IdentifyRecord(Command):
     shard: str
+    epoch: int
     position: int
 
 
@@ -216,5 +218,5 @@ class Announce(Command):
 
 @dataclass(frozen=True)
 class FinishJob(Command):
-    outcome: str  # "succeeded", "stopped" or "failed"
+    outcome: Outcome
     reason: str

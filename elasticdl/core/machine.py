@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from elasticdl.core.commands import Command
 from elasticdl.core.events import Event
 from elasticdl.core.replicas import Replicas
+from elasticdl.job.outcome import Outcome
 
-SUCCEEDED, STOPPED, FAILED = "succeeded", "stopped", "failed"
 NOWHERE = "nothing is saved: there is no place that outlives its replicas"
 
 
@@ -41,7 +41,7 @@ class Machine(Protocol):
     """A job's state and its one mutator. A dataclass, so that the journal can write it as JSON and read it back."""
 
     replicas: Replicas
-    outcome: str  # empty while the job runs
+    outcome: Outcome | None  # None while the job runs
     reason: str
 
     @property

@@ -26,6 +26,23 @@ class Kind(StrEnum):
 URGENCY = {kind: place for place, kind in enumerate(Kind)}
 
 
+@dataclass(frozen=True)
+class ShardId:
+    """Which shard. Messages, the journal and checkpoints hold it as the string `kind/round/index`."""
+
+    kind: Kind
+    round: int
+    index: int
+
+    @classmethod
+    def parse(cls, text: str) -> ShardId:
+        kind, round_, index = text.split("/")
+        return cls(Kind(kind), int(round_), int(index))
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.round}/{self.index}"
+
+
 @dataclass
 class Shard:
     """A range of positions [start, stop) of one epoch (or of one evaluation round), and how far it got."""
@@ -50,7 +67,7 @@ class Shard:
 
     @property
     def id(self) -> str:
-        return f"{self.kind}/{self.round}/{self.index}"
+        return str(ShardId(self.kind, self.round, self.index))
 
     @property
     def alone(self) -> bool:
@@ -154,8 +171,8 @@ class Plan:
 
     def named(self, shard_id: str) -> Shard:
         """A training shard by its name."""
-        kind, epoch, index = shard_id.split("/")
-        found = self.shard(int(epoch), int(index)) if kind == Kind.TRAIN else None
+        wanted = ShardId.parse(shard_id)
+        found = self.shard(wanted.round, wanted.index) if wanted.kind is Kind.TRAIN else None
         if found is None:
             raise ValueError(f"there is no shard {shard_id} in this job")
         return found

@@ -6,7 +6,7 @@ Crashes have a budget and back off; preemption and loss have neither. A worker c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from elasticdl.core.commands import Announce, Command, FinishJob, LaunchReplica, StopReplica
@@ -22,6 +22,7 @@ from elasticdl.core.events import (
     WorkerCame,
 )
 from elasticdl.job.names import replica_name
+from elasticdl.job.outcome import Outcome
 
 PREEMPTED, CRASHED, OUT_OF_MEMORY, FINISHED = "preempted", "crashed", "out of memory", "finished"
 TURNED_AWAY = "turned away"  # by a quota or a node: nobody's fault, and tried again after a while
@@ -70,6 +71,20 @@ class Replica:
     held_up: str = ""  # by what kind of trouble, before it runs
 
 
+@dataclass(frozen=True)
+class Lost:
+    """A replica that is gone, or that failed too often."""
+
+    name: str
+    cause: str  # one of CAUSES
+    reason: str  # as the cluster says, or as it was decided
+    failures: int = 0  # how often its slot failed, where that was too often
+
+    def __str__(self) -> str:
+        how = f"failed {self.failures} times" if self.failures else "is gone"
+        return f"{self.name} {how}: {self.reason}"
+
+
 @dataclass
 class Slot:
     """A place that wants to be filled by one replica at a time."""
@@ -96,8 +111,8 @@ class Replicas:
     next_index: dict[str, int] = field(default_factory=dict)
     losses: int = 0  # replicas lost and replaced
     incidents: dict[str, int] = field(default_factory=dict)  # what befell replicas, by kind, as the cluster says
-    lost_servers: list[str] = field(default_factory=list)  # those whose loss nobody has dealt with yet, with the reason
-    not_to_be_had: list[str] = field(default_factory=list)  # the same of those that were on trial
+    lost_servers: list[Lost] = field(default_factory=list)  # those whose loss nobody has dealt with yet
+    not_to_be_had: list[Lost] = field(default_factory=list)  # the same of those that were on trial
     finished: bool = False  # the job is over: nobody is replaced
 
     @classmethod
@@ -323,12 +338,13 @@ class Replicas:
         slot.replica, slot.due = "", now
         if not slot.wanted:
             return
-        slot.reason = f"{r.name} is gone: {reason}"
+        lost = Lost(r.name, cause, reason)
+        slot.reason = str(lost)
         self.losses += 1
         tail = "\n".join(last_lines)
         allowed = self.budget.crashes
         if r.role == "ps":
-            self.lost_servers.append(f"{r.name} is gone: {reason}")
+            self.lost_servers.append(lost)
             allowed = self.budget.server_crashes
         if cause == OUT_OF_MEMORY and self.can_grow(r.name):
             slot.memory_raises += 1
@@ -341,11 +357,11 @@ class Replicas:
             slot.crashes += 1
             if slot.crashes > allowed and slot.on_trial:
                 slot.wanted = False
-                self.not_to_be_had.append(f"{r.name} failed {slot.crashes} times: {reason}")
+                self.not_to_be_had.append(replace(lost, failures=slot.crashes))
                 return
             if slot.crashes > allowed:
                 self.finished = True
-                out.append(FinishJob("failed", f"{r.name} failed {slot.crashes} times: {reason}\n{tail}".rstrip()))
+                out.append(FinishJob(Outcome.FAILED, f"{replace(lost, failures=slot.crashes)}\n{tail}".rstrip()))
                 return
             wait = BACKOFF_SECONDS[min(slot.crashes, len(BACKOFF_SECONDS)) - 1]
             slot.due = now + wait

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from elasticdl.core.commands import Announce, Command, FinishJob, IdentifyRecord
 from elasticdl.core.plan import BadRecord, Kind, Plan, Shard
+from elasticdl.job.outcome import Outcome
 
 STRIKES = 2
 
@@ -31,6 +32,11 @@ class Search:
     def over(self) -> bool:
         return self.confirmed and self.high - self.low == 1
 
+    @property
+    def question(self) -> IdentifyRecord:
+        """Which record stands there?"""
+        return IdentifyRecord(self.shard.id, self.shard.round, self.low)
+
 
 @dataclass
 class SearchedShards:
@@ -49,7 +55,7 @@ class SearchedShards:
 
     def unanswered(self) -> list[Command]:
         """Questions to the shell that a restart may have lost."""
-        return [IdentifyRecord(i, s.low) for i, s in self.searches.items() if s.over]
+        return [s.question for s in self.searches.values() if s.over]
 
     def _strike(self, s: Shard, error: str, out: list[Command], hung: bool = False) -> None:
         if s.kind is Kind.PROBE:
@@ -59,10 +65,10 @@ class SearchedShards:
         s.strikes += 1
         if s.kind is not Kind.TRAIN:
             if s.strikes > STRIKES:
-                out.append(FinishJob("failed", f"{s.kind} failed {s.strikes} times:\n{error}"))
+                out.append(FinishJob(Outcome.FAILED, f"{s.kind} failed {s.strikes} times:\n{error}"))
             return
         if self.version == 0 and not self.max_bad_records and not hung:
-            out.append(FinishJob("failed", f"the first batch failed:\n{error}"))
+            out.append(FinishJob(Outcome.FAILED, f"the first batch failed:\n{error}"))
             return
         out.append(Announce(f"batch {s.next_batch} of shard {s.id} failed ({s.strikes} of {STRIKES} times)"))
         if s.strikes >= STRIKES:
@@ -97,12 +103,12 @@ class SearchedShards:
             search.shard.searched += 1
             if search.shard.searched > STRIKES:
                 what = f"a batch of shard {probe.payload} fails, but none of its records alone does"
-                out.append(FinishJob("failed", f"{what}:\n{search.error}"))
+                out.append(FinishJob(Outcome.FAILED, f"{what}:\n{search.error}"))
             return
         else:
             search.low, search.confirmed = search.probing, False
         if search.over:
-            out.append(IdentifyRecord(probe.payload, search.low))
+            out.append(search.question)
         else:
             self._probe(probe.payload, out)
 
@@ -122,6 +128,6 @@ class SearchedShards:
         bad = BadRecord(record, name, search.error)
         self.bad_records.append(bad)
         if len(self.bad_records) > self.max_bad_records:
-            out.append(FinishJob("failed", bad.one_too_many(self.max_bad_records)))
+            out.append(FinishJob(Outcome.FAILED, bad.one_too_many(self.max_bad_records)))
             return
         out.append(Announce(f"{name} cannot be trained and is set aside ({len(self.bad_records)} so far)"))

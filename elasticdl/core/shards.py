@@ -31,6 +31,7 @@ from elasticdl.core.events import (
 )
 from elasticdl.core.plan import EpochDone, Kind, Position, Shard
 from elasticdl.core.searches import SearchedShards
+from elasticdl.job.outcome import Outcome
 
 REFUSALS = 4  # a lease given back again and again for the same reason will never be worked on
 
@@ -106,7 +107,7 @@ class Shards(SearchedShards):
                     leaving = worker not in self.seats or self.seats[worker].leaving
                     held.refusals += 0 if leaving else 1
                     if held.refusals > REFUSALS:
-                        out.append(FinishJob("failed", f"{shard} was given back {held.refusals} times: {reason}"))
+                        out.append(FinishJob(Outcome.FAILED, f"{shard} was given back {held.refusals} times: {reason}"))
             case ShardsAdded(shards):
                 for s in shards:
                     self.wait(s)

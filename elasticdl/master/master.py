@@ -221,8 +221,8 @@ class Master:
                 loop.call_later(cut_seconds, self.streams.cutter(name))
                 if self.hands is not None:
                     loop.call_later(cut_seconds, self.hands.sent_away, name, reason)
-            case c.IdentifyRecord(shard, position):
-                record, name = self.actions.identify(int(shard.split("/")[1]), position)
+            case c.IdentifyRecord(shard, epoch, position):
+                record, name = self.actions.identify(epoch, position)
                 self._inbox.put_nowait(e.RecordIdentified(shard, position, record, name))
             case c.ReportMetrics(version, metrics):
                 log.info(loglines.evaluation_metrics(version, json.loads(metrics)))

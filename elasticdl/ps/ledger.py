@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Self
 
+from elasticdl.core.plan import Kind, ShardId
 from elasticdl.wire import control_pb2 as pb
 
 
@@ -38,7 +39,7 @@ class Push:
 
     @property
     def shard(self) -> str:
-        return f"train/{self.epoch}/{self.index}"
+        return str(ShardId(Kind.TRAIN, self.epoch, self.index))
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,8 @@ class Ledger:
                 self.release(m.release.cut)
 
     def opened(self, shard: str, attempt: int, next_batch: int, batches: int) -> None:
-        _, epoch, index = shard.split("/")
-        if int(epoch) < self.first_epoch or int(index) in self.closed.get(int(epoch), ()):
+        at = ShardId.parse(shard)
+        if at.round < self.first_epoch or at.index in self.closed.get(at.round, ()):
             return
         entry = self.entries.get(shard)
         if entry is None:
@@ -154,13 +155,13 @@ class Ledger:
 
     def close(self, shard: str) -> None:
         self.entries.pop(shard, None)
-        _, epoch, index = shard.split("/")
-        if int(epoch) >= self.first_epoch:
-            self.closed.setdefault(int(epoch), set()).add(int(index))
+        at = ShardId.parse(shard)
+        if at.round >= self.first_epoch:
+            self.closed.setdefault(at.round, set()).add(at.index)
 
     def close_epoch(self, epoch: int) -> None:
         """Every shard up to this epoch is closed: one number keeps that."""
-        if any(int(s.split("/")[1]) <= epoch for s in self.entries):
+        if any(ShardId.parse(s).round <= epoch for s in self.entries):
             return
         self.first_epoch = max(self.first_epoch, epoch + 1)
         self.closed = {e: s for e, s in self.closed.items() if e >= self.first_epoch}

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Self
 
+from elasticdl.core.plan import ShardId
 from elasticdl.ps.ledger import Barrier, Entry, Ledger, Push, Ruling, Verdict
 from elasticdl.wire import control_pb2 as pb
 
@@ -93,9 +94,9 @@ class Rounds(Ledger):
     # What the master says.
 
     def opened(self, shard: str, attempt: int, next_batch: int, batches: int) -> None:
-        _, epoch, index = shard.split("/")
-        round_ = self.round_of(int(epoch), int(index))
-        here = round_ < self.version or int(index) in self.kept.get(round_, ())
+        at = ShardId.parse(shard)
+        round_ = self.round_of(at.round, at.index)
+        here = round_ < self.version or at.index in self.kept.get(round_, ())
         entry = self.entries.setdefault(shard, Entry(attempt, int(here), batches))
         entry.attempt = max(entry.attempt, attempt)
 
@@ -115,7 +116,8 @@ class Rounds(Ledger):
             self.barrier.reported = False
 
     def advance(self, cut: int, limits: dict[str, int]) -> None:
-        ends = [self.round_of(*map(int, s.split("/")[1:])) + 1 for s, n in limits.items() if n]
+        stands = [ShardId.parse(s) for s, n in limits.items() if n]
+        ends = [self.round_of(at.round, at.index) + 1 for at in stands]
         self.hold(cut, max(ends, default=0))
 
     # Questions.

@@ -16,6 +16,7 @@ from typing import Any
 import zmq
 
 from elasticdl import faults, files
+from elasticdl.core.plan import Kind, ShardId
 from elasticdl.errors import DataError, WireError
 from elasticdl.job.parameters import ParametersSpec
 from elasticdl.ps import snapshot
@@ -274,7 +275,7 @@ class Service:
             return self._declare(sender, header, body)
         parameters = self._declared()
         if header.op is Op.PUSH:
-            key = (sender, f"train/{header.epoch}/{header.index}")
+            key = (sender, str(ShardId(Kind.TRAIN, header.epoch, header.index)))
             said = self._waiting.get(key)
             since = said.since if said is not None and said.header == header else time.monotonic()
             self._waiting[key] = Waiting(sender, header, body, since)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from elasticdl.core.plan import ShardId
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
 
@@ -30,7 +31,7 @@ class Work:
 
     @property
     def index(self) -> int:
-        return int(self.shard.rsplit("/", 1)[1])
+        return ShardId.parse(self.shard).index
 
     @property
     def order(self) -> tuple[bool, int, int]:

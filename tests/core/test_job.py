@@ -195,7 +195,7 @@ def test_a_batch_that_hangs_its_workers_is_blamed_like_one_that_crashes_them() -
     play.join(W2)
     assert {s.kind for s in play.job.shards.leased.values()} == {"probe"}
     play.hear(e.TimePassed(), after=100.0)  # a probe that does not end has met it
-    assert of(c.IdentifyRecord, play.all) == [c.IdentifyRecord("train/0/0", 2)]
+    assert of(c.IdentifyRecord, play.all) == [c.IdentifyRecord("train/0/0", 0, 2)]
     out = play.hear(e.RecordIdentified("train/0/0", 2, 2, "record 2 of a.rec"))
     assert c.Announce("record 2 of a.rec cannot be trained and is set aside (1 so far)") in out
     assert not play.job.outcome

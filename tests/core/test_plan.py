@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.core.plan import Kind, Plan, Shard
+from elasticdl.core.plan import Kind, Plan, Shard, ShardId
 
 
 def every_shard(plan: Plan) -> list[Shard]:
@@ -31,6 +31,7 @@ def test_max_step_ends_the_job_in_the_middle_of_a_shard() -> None:
 
 def test_a_shard_is_named_by_what_it_is_for() -> None:
     assert Shard(Kind.EVALUATE, 2, 7, 0, 5, 1).id == "evaluate/2/7"
+    assert ShardId.parse("evaluate/2/7") == ShardId(Kind.EVALUATE, 2, 7)
 
 
 @given(st.integers(1, 300), st.integers(1, 20), st.integers(1, 6), st.integers(1, 4), st.integers(0, 100))

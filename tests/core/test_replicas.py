@@ -8,7 +8,17 @@ import pytest
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, TURNED_AWAY, Budget, Replicas, State
+from elasticdl.core.replicas import (
+    CRASHED,
+    FINISHED,
+    OUT_OF_MEMORY,
+    PREEMPTED,
+    TURNED_AWAY,
+    Budget,
+    Lost,
+    Replicas,
+    State,
+)
 from tests.core.invariants import check_replicas
 
 
@@ -248,7 +258,7 @@ def test_a_lost_server_comes_back_under_its_own_name_and_its_loss_is_somebody_el
     house.start("ps", 1)
     out = house.end(1, PREEMPTED, role="ps")
     assert launched(out) == [("ps", 1)]
-    assert house.replicas.lost_servers == ["elasticdl-j-ps-1 is gone: exit code 1"]
+    assert house.replicas.lost_servers == [Lost(name("ps", 1), PREEMPTED, "exit code 1")]
 
 
 def test_a_silent_server_is_stopped_and_launched_again_only_when_it_is_gone() -> None:
@@ -259,7 +269,7 @@ def test_a_silent_server_is_stopped_and_launched_again_only_when_it_is_gone() ->
     assert out == [c.StopReplica(name("ps", 0), "silent for 30 s", 0.0)]
     assert house.replicas.lost_servers == [], "it is still there, and under its name"
     assert launched(house.end(0, PREEMPTED, role="ps")) == [("ps", 0)]
-    assert house.replicas.lost_servers == ["elasticdl-j-ps-0 is gone: silent for 30 s"], "why, not how"
+    assert house.replicas.lost_servers == [Lost(name("ps", 0), PREEMPTED, "silent for 30 s")], "why, not how"
     assert house.replicas.slots[0].crashes == 0
 
 
@@ -342,7 +352,7 @@ def test_a_server_that_died_while_the_master_was_away_comes_back() -> None:
     house = House(workers=0, servers=1)
     house.start("ps", 0)
     assert launched(house.hear(e.MasterStarted())) == [("ps", 0)]
-    assert house.replicas.lost_servers == ["elasticdl-j-ps-0 is gone: gone while the master was away"]
+    assert house.replicas.lost_servers == [Lost(name("ps", 0), PREEMPTED, "gone while the master was away")]
 
 
 def test_a_server_launched_by_the_master_before_is_not_taken_for_its_predecessor() -> None:

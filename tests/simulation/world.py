@@ -146,7 +146,7 @@ class World:
                     self.clock.after(self.random.uniform(0.1, 2.0), lambda: self.launch(role, name))
             case c.StopReplica(name, reason):
                 self.stop(name, reason)
-            case c.IdentifyRecord(shard, position):
+            case c.IdentifyRecord(shard, _, position):
                 self.hear(e.RecordIdentified(shard, position, position, f"record {position}"))
             case c.ReportMetrics(version):
                 if version not in {v for v, _ in self.seen.values()}:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.plan import Kind, Plan, Shard
+from elasticdl.core.plan import Kind, Plan, Shard, ShardId
 from elasticdl.core.shards import Shards, ShardsAdded
 from elasticdl.master.brain import event_of
 from elasticdl.wire import control_pb2 as pb
@@ -19,10 +19,10 @@ from tests.core.invariants import check_shards
 
 
 def grant(shard: str = "train/0/0", attempt: int = 1, batches: int = 2, next_batch: int = 0) -> pb.ToReplica:
-    kind, round_, _ = shard.split("/")
+    of = ShardId.parse(shard)
     return pb.ToReplica(
         grant=pb.Grant(
-            shard=shard, attempt=attempt, kind=kind, round=int(round_), start=0, stop=4, batches=batches,
+            shard=shard, attempt=attempt, kind=of.kind, round=of.round, start=0, stop=4, batches=batches,
             next_batch=next_batch, bad_records=[7],
         )
     )  # fmt: skip

@@ -42,9 +42,10 @@ from elasticdl.core.events import (
     WorldConfirmed,
     WorldFormed,
 )
-from elasticdl.core.machine import FAILED, NOWHERE, STOPPED, SUCCEEDED, Recovery
+from elasticdl.core.machine import NOWHERE, Recovery
 from elasticdl.core.plan import BadRecord
 from elasticdl.core.replicas import FINISHED, PREEMPTED, State
+from elasticdl.job.outcome import Outcome
 from elasticdl.strategies.allreduce.core.membership import Phase
 from elasticdl.strategies.allreduce.core.saves import SavingJob
 from elasticdl.strategies.allreduce.core.state import NEXT
@@ -65,7 +66,7 @@ class AllreduceMachine(SavingJob):
         while self.membership.to_evict:
             out += self._put_down(self.membership.to_evict.pop(0), "its world breaks again and again", now)
         if reason := self.membership.hopeless(now):
-            out.append(FinishJob(FAILED, reason))
+            out.append(FinishJob(Outcome.FAILED, reason))
         while self.replicas.not_to_be_had:
             out.append(Announce(f"{self.replicas.not_to_be_had.pop(0)}; the job goes on without it"))
         for started in [c for c in out if isinstance(c, StartWorld)]:
@@ -140,7 +141,7 @@ class AllreduceMachine(SavingJob):
             case RecordLeftOut(_, record, name, error):
                 return self._left_out(BadRecord(record, name, error))
             case WorkerUnfit(worker, error):
-                return [FinishJob(FAILED, f"{worker}: {error}")]
+                return [FinishJob(Outcome.FAILED, f"{worker}: {error}")]
             case StopRequested(reason):
                 return self._stop(reason, now)
             case ScaleRequested(role, count):
@@ -262,7 +263,7 @@ class AllreduceMachine(SavingJob):
             return []
         self.bad_records.append(bad)
         if len(self.bad_records) > self.terms.max_bad_records:
-            return [FinishJob(FAILED, bad.one_too_many(self.terms.max_bad_records))]
+            return [FinishJob(Outcome.FAILED, bad.one_too_many(self.terms.max_bad_records))]
         return [Announce(f"{bad.name} cannot be trained and is set aside ({len(self.bad_records)} so far)")]
 
     # People.
@@ -272,11 +273,11 @@ class AllreduceMachine(SavingJob):
             return []
         self.stopping = reason
         if self.terms.schedule.nowhere:
-            return [FinishJob(STOPPED, f"{reason}; {NOWHERE}")]
+            return [FinishJob(Outcome.STOPPED, f"{reason}; {NOWHERE}")]
         if self.step and self.membership.holders:
             return [Announce(f"stopping: {reason}; the state is saved first")]
         if not self.step and not self.checkpoints.newest.directory:
-            return [FinishJob(STOPPED, f"{reason}; nothing was trained yet")]
+            return [FinishJob(Outcome.STOPPED, f"{reason}; nothing was trained yet")]
         return []
 
     def _scale(self, role: str, count: int, now: float) -> list[Command]:
@@ -312,7 +313,7 @@ class AllreduceMachine(SavingJob):
         superfluous: Iterable[DeleteCheckpoints] = self.checkpoints.superfluous()
         if any(self.checkpoint in s.directories for s in superfluous):
             self.checkpoint = ""
-        done = FinishJob(SUCCEEDED, f"all {self.records} records are trained")
+        done = FinishJob(Outcome.SUCCEEDED, f"all {self.records} records are trained")
         return [*self.checkpoints.give_up(), *superfluous, done]
 
     def _stop_again(self, now: float) -> list[Command]:
@@ -324,14 +325,14 @@ class AllreduceMachine(SavingJob):
             return []  # out of touch, for the moment
         newest = self.checkpoints.newest
         held = f"the checkpoint holds step {newest.position.version}" if newest.directory else "nothing is saved"
-        return [FinishJob(STOPPED, f"{self.stopping}; {held}")]
+        return [FinishJob(Outcome.STOPPED, f"{self.stopping}; {held}")]
 
     def _exported(self, event: ModelExported) -> list[Command]:
         """Only the answer to the last request counts: who was asked before had to give way, and may say so late."""
         if self.concluded or event.worker != self.exporter or event.number not in (0, self.exports):
             return []
         if event.error:
-            return [FinishJob(FAILED, f"the model could not be written: {event.worker}: {event.error}")]
+            return [FinishJob(Outcome.FAILED, f"the model could not be written: {event.worker}: {event.error}")]
         self.concluded, self.exported, self.audited = True, event.directory, event.audit
         out: list[Command] = [Announce(f"audit: {event.audit}")] if event.audit else []
         return [*out, Announce(f"the model is in {event.directory}")] if event.directory else out

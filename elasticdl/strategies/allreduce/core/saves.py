@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 
 from elasticdl.core.commands import Announce, Command, FinishJob, SaveState, SettleSave
-from elasticdl.core.machine import FAILED, STOPPED
 from elasticdl.core.plan import Position
+from elasticdl.job.outcome import Outcome
 from elasticdl.strategies.allreduce.core.state import NEXT, AllreduceState, Save
 
 
@@ -52,7 +52,7 @@ class SavingJob(AllreduceState):
         if error:
             told = Announce(f"the checkpoint could not be written ({worker}: {error}); training goes on")
             if self.stopping:
-                return [FinishJob(FAILED, f"the checkpoint could not be written: {worker}: {error}")]
+                return [FinishJob(Outcome.FAILED, f"the checkpoint could not be written: {worker}: {error}")]
             self.checkpoints.started(now)
             self.unsaved = max(self.unsaved, save.at)  # not tried again at each step: the next one that is due
             return [SettleSave(cut, "", worker), told]
@@ -86,7 +86,7 @@ class SavingJob(AllreduceState):
             out = self.checkpoints.give_up()
             self.unsaved = max(self.unsaved, writing.position.version if writing.lasting else 0)
             if self.stopping:
-                return [*out, FinishJob(FAILED, f"the checkpoint could not be published: {error}")]
+                return [*out, FinishJob(Outcome.FAILED, f"the checkpoint could not be published: {error}")]
             out.append(Announce(f"the checkpoint could not be published ({error}); training goes on"))
             return out + self._publish(now)
         checkpoint, out = self.checkpoints.published(directory)
@@ -95,14 +95,14 @@ class SavingJob(AllreduceState):
         self.membership.checkpoint = (newest.directory, newest.position.version)
         out.append(Announce(f"the checkpoint of step {step} is in {directory}"))
         if self.stopping and cut == self.last_cut:
-            return [*out, FinishJob(STOPPED, f"{self.stopping}; the checkpoint holds step {step}")]
+            return [*out, FinishJob(Outcome.STOPPED, f"{self.stopping}; the checkpoint holds step {step}")]
         return out + self._publish(now)
 
     def _damaged(self, error: str) -> list[Command]:
         """The newest checkpoint cannot be read: the one before it, if there is one."""
         bad = self.checkpoints.newest
         if self.checkpoints.damaged() is None:
-            return [FinishJob(FAILED, f"nothing to go on from: {bad}: {error}")]
+            return [FinishJob(Outcome.FAILED, f"nothing to go on from: {bad}: {error}")]
         to = self.checkpoints.newest
         self.membership.checkpoint = (to.directory, to.position.version)
         return [Announce(f"the checkpoint of {bad} cannot be used: {error}; going on from {to}")]

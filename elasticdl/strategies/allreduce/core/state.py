@@ -10,6 +10,7 @@ from elasticdl.core.machine import Progress, Recovery
 from elasticdl.core.plan import BadRecord
 from elasticdl.core.replicas import Budget, Replicas
 from elasticdl.core.steps import StepPlan
+from elasticdl.job.outcome import Outcome
 from elasticdl.strategies.allreduce.core.changes import Changes
 from elasticdl.strategies.allreduce.core.membership import Membership
 
@@ -76,7 +77,7 @@ class AllreduceState:
     concluded: bool = False  # the export and the audit are done
     stopping: str = ""
     last_cut: int = 0  # the one that a stop waits for
-    outcome: str = ""
+    outcome: Outcome | None = None
     reason: str = ""
     recoveries: list[Recovery] = field(default_factory=list)
     changes: Changes = field(default_factory=Changes)

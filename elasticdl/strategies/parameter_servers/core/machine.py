@@ -35,10 +35,11 @@ from elasticdl.core.events import (
     WorkerCame,
     WorkerUnfit,
 )
-from elasticdl.core.machine import FAILED, SUCCEEDED, Recovery
-from elasticdl.core.plan import Kind, Shard
+from elasticdl.core.machine import Recovery
+from elasticdl.core.plan import Kind, Shard, ShardId
 from elasticdl.core.replicas import BLAMED, CAUSES, CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, State
 from elasticdl.core.shards import ShardsAdded, WorkerLost
+from elasticdl.job.outcome import Outcome
 from elasticdl.strategies.parameter_servers.core.servers import JobOfServers
 
 IN_TOUCH_SECONDS = 5.0
@@ -53,9 +54,9 @@ class ParameterServerMachine(JobOfServers):
             return []
         out = self._route(event, now)
         while self.replicas.lost_servers and not self.replicas.finished:
-            why = self.replicas.lost_servers.pop(0)
-            if why.split()[0] in self.scaling.servers:  # one that is only to come holds nothing yet
-                out += self._roll_back(why, now)
+            lost = self.replicas.lost_servers.pop(0)
+            if lost.name in self.scaling.servers:  # one that is only to come holds nothing yet
+                out += self._roll_back(str(lost), now, lost.name)
         out += self._not_to_be_had(now)
         if not any(isinstance(c, FinishJob) for c in out):
             out += self._follow(now)
@@ -104,13 +105,13 @@ class ParameterServerMachine(JobOfServers):
                     return [Announce(f"{name} is told to go: its part is saved first")]
                 return []
             case WorkerUnfit(_, error):
-                return [FinishJob(FAILED, error)]
+                return [FinishJob(Outcome.FAILED, error)]
             case StopRequested(reason):
                 return self._stop(reason)
             case ScaleRequested(role, count):
                 return self._scale(role, count, now)
             case BatchesCommitted(loss=loss):
-                if event.shard.startswith(Kind.TRAIN):
+                if ShardId.parse(event.shard).kind is Kind.TRAIN:
                     self.loss = loss
                 out = self.shards.handle(event, now)
                 self._recovered(event.shard, now)
@@ -245,7 +246,7 @@ class ParameterServerMachine(JobOfServers):
         superfluous = self.checkpoints.superfluous()
         if any(self.checkpoint in s.directories for s in superfluous):
             self.checkpoint = ""
-        done = FinishJob(SUCCEEDED, f"all {self.shards.done_records} records are trained")
+        done = FinishJob(Outcome.SUCCEEDED, f"all {self.shards.done_records} records are trained")
         return [*self.checkpoints.give_up(), *superfluous, done]
 
     def _finished(self, shard: Shard, result: str, now: float) -> list[Command]:

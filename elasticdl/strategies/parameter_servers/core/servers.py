@@ -14,9 +14,10 @@ from elasticdl.core.commands import (
     RevokeLease,
     TellMembers,
 )
-from elasticdl.core.machine import FAILED, NOWHERE, STOPPED, Recovery
+from elasticdl.core.machine import NOWHERE, Recovery
 from elasticdl.core.replicas import PREEMPTED
 from elasticdl.core.shards import ShardsAdded
+from elasticdl.job.outcome import Outcome
 from elasticdl.strategies.parameter_servers.core.cuts import SAVE, VIEW, Cut, Phase
 from elasticdl.strategies.parameter_servers.core.state import JobState
 
@@ -68,7 +69,7 @@ class JobOfServers(JobState):
             opened = self.evaluation.opened(cut.number, position.version)
             return out + self.shards.handle(ShardsAdded(opened), now)
         if self.stopping and position.version == 0:
-            return [FinishJob(STOPPED, f"{self.stopping}; nothing was trained yet")]
+            return [FinishJob(Outcome.STOPPED, f"{self.stopping}; nothing was trained yet")]
         self.checkpoints.begin(cut.number, position, cut.lasting, self._ending, now)
         out += [] if self._holding_on else [ReleaseServers(cut.number)]
         for server, (part, error) in cut.early.items():
@@ -84,7 +85,7 @@ class JobOfServers(JobState):
         self.checkpoint, version = directory, checkpoint.position.version
         out.append(Announce(f"the checkpoint of version {version} is in {directory}"))
         if writing.held and self.stopping:
-            return [*out, FinishJob(STOPPED, f"{self.stopping}; the checkpoint holds version {version}")]
+            return [*out, FinishJob(Outcome.STOPPED, f"{self.stopping}; the checkpoint holds version {version}")]
         if writing.held and self._ready_to_resize:
             return out + self._resize(now)
         if writing.held and not self.servers_leaving:  # somebody changed their mind
@@ -113,7 +114,7 @@ class JobOfServers(JobState):
             return []
         who = f"{server}: " if server else ""
         if self.stopping and writing.held:
-            return [FinishJob(FAILED, f"the checkpoint could not be written: {who}{error}")]
+            return [FinishJob(Outcome.FAILED, f"the checkpoint could not be written: {who}{error}")]
         out = self.checkpoints.give_up()
         kept = self.checkpoints.newest
         out.append(Announce(f"the checkpoint could not be written ({who}{error}); training goes on, {kept} stays"))
@@ -127,14 +128,14 @@ class JobOfServers(JobState):
             return []
         self.stopping, self.shards.draining = reason, True
         if self.terms.schedule.nowhere:
-            return [FinishJob(STOPPED, f"{reason}; {NOWHERE}")]
+            return [FinishJob(Outcome.STOPPED, f"{reason}; {NOWHERE}")]
         if self.shards.paused:
             newest = self.checkpoints.newest
             if not newest.directory:
                 lost = "what was trained is lost with a server" if self.rollbacks else "nothing was trained yet"
-                return [FinishJob(STOPPED, f"{reason}; {lost}")]
+                return [FinishJob(Outcome.STOPPED, f"{reason}; {lost}")]
             self.checkpoint = newest.directory
-            return [FinishJob(STOPPED, f"{reason}; the checkpoint holds version {newest.position.version}")]
+            return [FinishJob(Outcome.STOPPED, f"{reason}; the checkpoint holds version {newest.position.version}")]
         out: list[Command] = [Announce(f"stopping: {reason}; the servers write a checkpoint first")]
         cut = self.cuts.active
         if cut is not None and cut.purpose == VIEW and cut.phase is not Phase.CUTTING:
@@ -167,9 +168,9 @@ class JobOfServers(JobState):
         """A replica that was asked for while the job runs fails again and again: go on without."""
         out: list[Command] = []
         while self.replicas.not_to_be_had:
-            why = self.replicas.not_to_be_had.pop(0)
-            out.append(Announce(f"{why}; the job goes on without it"))
-            if self.replicas.role_of(why.split()[0]) == "ps":
+            lost = self.replicas.not_to_be_had.pop(0)
+            out.append(Announce(f"{lost}; the job goes on without it"))
+            if self.replicas.role_of(lost.name) == "ps":
                 out += self._stay(now)
         return out
 
@@ -179,8 +180,8 @@ class JobOfServers(JobState):
 
     # Going back.
 
-    def _roll_back(self, why: str, now: float) -> list[Command]:
-        """A server and what it held are lost: everybody goes back to the newest checkpoint."""
+    def _roll_back(self, why: str, now: float, server: str = "") -> list[Command]:
+        """A server and what it held are lost, or another number begins: all go back to the newest checkpoint."""
         reached = self.shards.version
         to = self.checkpoints.roll_back()
         out: list[Command] = []
@@ -195,8 +196,8 @@ class JobOfServers(JobState):
         self.rolled_back = now
         self.repeated += max(0, reached - to.position.version)
         self.servers_leaving &= {r.name for r in self.replicas.joined("ps")}
-        if why.split()[0] in self.scaling.servers:
-            self.recoveries.append(Recovery(why.split()[0], now, [], server=True))
+        if server:
+            self.recoveries.append(Recovery(server, now, [], server=True))
             self.rollbacks += 1
         told = f"{why}; everybody goes back from version {reached} to {to} and trains on from there"
         if reached <= to.position.version:  # nothing is lost
@@ -214,6 +215,6 @@ class JobOfServers(JobState):
             return self._go_on(now)
         damaged = self.checkpoints.newest
         if self.checkpoints.damaged() is None:
-            return [FinishJob(FAILED, f"{server} cannot go back to {damaged}: {error}")]
+            return [FinishJob(Outcome.FAILED, f"{server} cannot go back to {damaged}: {error}")]
         out: list[Command] = [Announce(f"the checkpoint of {damaged} cannot be used: {error}")]
-        return out + self._roll_back(f"{server} cannot read it", now)
+        return out + self._roll_back(f"{server} cannot read it", now, server)

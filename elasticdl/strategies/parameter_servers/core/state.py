@@ -12,6 +12,7 @@ from elasticdl.core.machine import Progress, Recovery
 from elasticdl.core.plan import Plan, Shard
 from elasticdl.core.replicas import Budget, Replicas
 from elasticdl.core.shards import Shards
+from elasticdl.job.outcome import Outcome
 from elasticdl.strategies.parameter_servers.core.cuts import Cuts, Phase
 from elasticdl.strategies.parameter_servers.core.scaling import Scaling, server_names
 
@@ -51,7 +52,7 @@ class JobState:
     audited: str = ""  # what the audit found
     auditing: bool = False
     stopping: str = ""  # why a stop was asked for
-    outcome: str = ""
+    outcome: Outcome | None = None
     reason: str = ""
     servers_leaving: set[str] = field(default_factory=set)  # told to go: they wait for their part to be saved
     checkpoint: str = ""  # the newest on disk
