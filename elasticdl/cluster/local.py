@@ -13,11 +13,11 @@ from elasticdl.cluster.messages import (
     MOST_LINE_BYTES,
     Action,
     Call,
-    Event,
     Kill,
     Launch,
     List,
     Malformed,
+    ReplicaChanged,
     Reply,
     Stop,
     Watch,
@@ -137,9 +137,9 @@ class _Connection:
             why = f"the connection to the launcher broke: {error}"
         self._lose(why)
 
-    def _heard(self, answer: Reply | Event) -> None:
+    def _heard(self, answer: Reply | ReplicaChanged) -> None:
         match answer:
-            case Event():
+            case ReplicaChanged():
                 self.events.put_nowait(answer.status)
             case Reply(id=None):
                 raise Malformed(answer.refused or "a reply to nothing")

@@ -11,8 +11,8 @@ import signal
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from elasticdl.cluster.board import Board
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest, ReplicaStatus
+from elasticdl.cluster.status_board import Board
 from elasticdl.errors import Unreachable
 
 

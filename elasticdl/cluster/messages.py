@@ -58,12 +58,14 @@ class Reply(Message):
     replicas: list[ReplicaStatus] | None = None
 
 
-class Event(Message):
+class ReplicaChanged(Message):
     kind: Literal["event"] = "event"
     status: ReplicaStatus
 
 
-_ANSWER: TypeAdapter[Reply | Event] = TypeAdapter(Annotated[Reply | Event, Field(discriminator="kind")])
+_ANSWER: TypeAdapter[Reply | ReplicaChanged] = TypeAdapter(
+    Annotated[Reply | ReplicaChanged, Field(discriminator="kind")]
+)
 
 
 class Malformed(ValueError):
@@ -85,7 +87,7 @@ def decode_call(line: bytes) -> Call:
         raise Malformed(_describe(error), _id_in(line)) from error
 
 
-def decode_answer(line: bytes) -> Reply | Event:
+def decode_answer(line: bytes) -> Reply | ReplicaChanged:
     try:
         return _ANSWER.validate_json(line)
     except ValidationError as error:

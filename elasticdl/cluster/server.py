@@ -11,12 +11,12 @@ from elasticdl.cluster import endpoint
 from elasticdl.cluster.messages import (
     MOST_LINE_BYTES,
     Action,
-    Event,
     Kill,
     Launch,
     List,
     Malformed,
     Message,
+    ReplicaChanged,
     Reply,
     Stop,
     Watch,
@@ -120,7 +120,7 @@ class _Connection:
         with contextlib.suppress(OSError):  # a client that is gone ends `serve` too
             async with contextlib.aclosing(self._cluster.events()) as events:
                 async for status in events:
-                    self.send(Event(status=status))
+                    self.send(ReplicaChanged(status=status))
                     await self._writer.drain()
 
     def send(self, message: Message) -> None:

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from elasticdl.cluster.board import Board
 from elasticdl.cluster.exits import OutOfMemoryKills, never_started
 from elasticdl.cluster.guard import Guard
 from elasticdl.cluster.process import Process
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest, ReplicaStatus
 from elasticdl.cluster.server import ClusterServer
+from elasticdl.cluster.status_board import Board
 from elasticdl.errors import Problem, Refused, UsageError
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.cluster.kubernetes.pods import folder_pod
-from elasticdl.cluster.kubernetes.reading import Pod, exit_of, last_words, phase_of
+from elasticdl.cluster.kubernetes.reading import Object, Pod, exit_of, last_words, phase_of
 from elasticdl.cluster.kubernetes.submission import MERGE, conclude
 from elasticdl.cluster.protocol import Cluster, ReplicaPhase, ReplicaRequest, ReplicaStatus
 from elasticdl.errors import (
@@ -60,7 +60,7 @@ class Place:
 
     spec: JobSpec
     api: KubernetesApi
-    owner: objects.Object
+    owner: Object
     pod: Pod
 
     @property
@@ -306,7 +306,7 @@ def _with_checkpoints(spec: JobSpec, paths: names.JobPaths) -> JobSpec:
 # The keeper, which brings this master back: whoever of the two is lost, the other makes it again.
 
 
-def _making(maker: Callable[[ReplicaRequest], Pod], owner: objects.Object) -> Callable[[ReplicaRequest], Pod]:
+def _making(maker: Callable[[ReplicaRequest], Pod], owner: Object) -> Callable[[ReplicaRequest], Pod]:
     """Pods of replicas as the job describes them, the keeper's as it was submitted."""
 
     def make(request: ReplicaRequest) -> Pod:

@@ -13,9 +13,9 @@ from typing import Any, TypedDict, Unpack
 import aiohttp
 
 from elasticdl.cluster.kubernetes.credentials import Credentials
+from elasticdl.cluster.kubernetes.reading import Object
 from elasticdl.errors import Refused, Unreachable
 
-Object = dict[str, Any]
 JSON = "application/json"
 
 # Answers of a server that is starting, overloaded or changing its leader.

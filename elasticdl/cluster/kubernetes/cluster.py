@@ -10,7 +10,6 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
-from elasticdl.cluster.board import Board
 from elasticdl.cluster.kubernetes.api import PASSING, SHORT_WATCH_SECONDS, ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.ledger import Ledger
 from elasticdl.cluster.kubernetes.reading import (
@@ -24,6 +23,7 @@ from elasticdl.cluster.kubernetes.reading import (
     phase_of,
 )
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest, ReplicaStatus
+from elasticdl.cluster.status_board import Board
 from elasticdl.errors import Refused, Unreachable, WireError
 from elasticdl.job import names
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from elasticdl.cluster.kubernetes.api import SHORT_WATCH_SECONDS, ApiRefused, KubernetesApi, Object, Pauses
-from elasticdl.cluster.kubernetes.reading import Pod, exit_of, last_words, phase_of
+from elasticdl.cluster.kubernetes.api import SHORT_WATCH_SECONDS, ApiRefused, KubernetesApi, Pauses
+from elasticdl.cluster.kubernetes.reading import Object, Pod, exit_of, last_words, phase_of
 from elasticdl.cluster.kubernetes.submission import folder
-from elasticdl.cluster.kubernetes.troubles import Event, Trouble, by_pod, grouped, trouble_in, trouble_of
+from elasticdl.cluster.kubernetes.troubles import Trouble, by_pod, grouped, trouble_in, trouble_of
 from elasticdl.cluster.protocol import NOT_STARTED, OUT_OF_MEMORY, ReplicaPhase
 from elasticdl.errors import Refused, Unreachable, WireError
 from elasticdl.job import names
@@ -37,7 +37,7 @@ class ClusterJob:
     name: str
     config: Object | None = None  # its ConfigMap, which goes with its end
     pods: tuple[Pod, ...] = ()
-    events: Mapping[str, list[Event]] = field(default_factory=dict, repr=False)  # warnings, by a pod's uid
+    events: Mapping[str, list[Object]] = field(default_factory=dict, repr=False)  # warnings, by a pod's uid
 
     @property
     def master(self) -> Pod | None:
@@ -143,11 +143,11 @@ class ClusterJob:
                 return _seconds(ended)
         return None
 
-    def _events(self, pod: Pod) -> list[Event]:
+    def _events(self, pod: Pod) -> list[Object]:
         return self.events.get(pod["metadata"]["uid"], [])
 
 
-def read(configs: Iterable[Object], pods: Iterable[Pod], events: Iterable[Event] = ()) -> list[ClusterJob]:
+def read(configs: Iterable[Object], pods: Iterable[Pod], events: Iterable[Object] = ()) -> list[ClusterJob]:
     """The jobs that these objects belong to, the newest first."""
     config_of: dict[tuple[str, str], Object] = {}
     pods_of: dict[tuple[str, str], list[Pod]] = {}
@@ -190,7 +190,7 @@ async def _list(
         return found
 
     configs, pods = await asyncio.gather(items("configmaps", params), items("pods", params))
-    events: list[Event] = []
+    events: list[Object] = []
     if any(phase_of(pod) is ReplicaPhase.PENDING for pod in pods):
         with contextlib.suppress(Refused):  # who may not read events hears less
             events = await items("events", {"fieldSelector": "involvedObject.kind=Pod,type=Warning"})

@@ -19,8 +19,8 @@ from typing import Any
 from elasticdl.cluster.kubernetes import credentials
 from elasticdl.cluster.kubernetes.api import PASSING, SHORT_WATCH_SECONDS, ApiRefused, KubernetesApi, Pauses
 from elasticdl.cluster.kubernetes.lease import Lease
-from elasticdl.cluster.kubernetes.objects import Object, owned, owner
-from elasticdl.cluster.kubernetes.reading import Pod, exit_of, leaving, main_container, phase_of
+from elasticdl.cluster.kubernetes.objects import owned, owner
+from elasticdl.cluster.kubernetes.reading import Object, Pod, exit_of, leaving, main_container, phase_of
 from elasticdl.cluster.kubernetes.submission import MERGE, conclude, find, folder
 from elasticdl.cluster.protocol import Exit, ReplicaPhase
 from elasticdl.errors import ElasticDLError, Unreachable

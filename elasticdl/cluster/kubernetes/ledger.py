@@ -7,9 +7,9 @@ import datetime
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from elasticdl.cluster.board import Board
 from elasticdl.cluster.kubernetes.reading import Pod, exit_of, has_run, held_up_by, note_of, phase_of
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaStatus
+from elasticdl.cluster.status_board import Board
 from elasticdl.job import names
 
 Investigate = Callable[[Pod, bool, bool], Awaitable[Exit]]

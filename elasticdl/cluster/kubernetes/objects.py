@@ -14,12 +14,10 @@ from typing import Any
 
 from elasticdl.cluster.kubernetes import overlay
 from elasticdl.cluster.kubernetes.pods import PodMaker
-from elasticdl.cluster.kubernetes.reading import Pod
+from elasticdl.cluster.kubernetes.reading import Object, Pod
 from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
-
-Object = dict[str, Any]
 
 USER = 1000  # of the processes in pods, where nothing speaks against it
 JOB_FILE = str(PurePosixPath(names.CONFIG_DIR) / names.JOB_KEY)

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
-from elasticdl.cluster.kubernetes.objects import Object, job_objects, pod_maker
+from elasticdl.cluster.kubernetes.objects import job_objects, pod_maker
 from elasticdl.cluster.kubernetes.pods import LOW_PRIORITY, restart_policy
+from elasticdl.cluster.kubernetes.reading import Object
 from elasticdl.cluster.kubernetes.submission import folder, name_taken
 from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.errors import Problem

@@ -23,7 +23,8 @@ from elasticdl.cluster.protocol import (
 )
 from elasticdl.job import names
 
-Pod = dict[str, Any]
+Object = dict[str, Any]  # as the API server has it
+Pod = Object
 
 CONTAINER = "main"
 STOPPED, KILLED = "stopped", "killed"  # by us: values of names.ANNOTATION_ENDING

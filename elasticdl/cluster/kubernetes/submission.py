@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses
-from elasticdl.cluster.kubernetes.objects import Object, job_objects, owned, owner
+from elasticdl.cluster.kubernetes.objects import job_objects, owned, owner
 from elasticdl.cluster.kubernetes.pods import GRACE_SECONDS
-from elasticdl.cluster.kubernetes.reading import Pod, leaving, phase_of
+from elasticdl.cluster.kubernetes.reading import Object, Pod, leaving, phase_of
 from elasticdl.cluster.protocol import ReplicaPhase
 from elasticdl.errors import JobFailed, Problem, Unreachable, UsageError
 from elasticdl.job import names

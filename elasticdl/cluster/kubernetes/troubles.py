@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from elasticdl.cluster.kubernetes.reading import COULD_NOT_START, INIT_FAILED, Pod, exit_of, note_of, phase_of
+from elasticdl.cluster.kubernetes.reading import COULD_NOT_START, INIT_FAILED, Object, Pod, exit_of, note_of, phase_of
 from elasticdl.cluster.protocol import OUT_OF_MEMORY, ReplicaPhase
 from elasticdl.job import names
-
-Event = dict[str, Any]
 
 _IMAGE = "Check --image_name, and that the image is where the nodes can pull it from: `elasticdl zoo push IMAGE`."
 _PRIVATE = (
@@ -53,7 +50,7 @@ class Trouble:
         return f"{', '.join(self.replicas)}: {self.what}"
 
 
-def trouble_of(pod: Pod, job_name: str, events: Sequence[Event] = ()) -> Trouble | None:
+def trouble_of(pod: Pod, job_name: str, events: Sequence[Object] = ()) -> Trouble | None:
     """What is wrong with a pod; None when nothing is, or nothing that Kubernetes tells. `events` are its own."""
     short = str(pod["metadata"]["name"]).removeprefix(f"{names.APP}-{job_name}-")
     role = pod["metadata"].get("labels", {}).get(names.LABEL_TYPE, "")
@@ -94,9 +91,9 @@ def grouped(troubles: Iterable[Trouble]) -> list[Trouble]:
     return [Trouble(tuple(replicas), what, remedy) for (what, remedy), replicas in found.items()]
 
 
-def by_pod(events: Iterable[Event]) -> Mapping[str, list[Event]]:
+def by_pod(events: Iterable[Object]) -> Mapping[str, list[Object]]:
     """Events by the uid of their pod, the latest last."""
-    found: dict[str, list[Event]] = {}
+    found: dict[str, list[Object]] = {}
     for event in sorted(events, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or "")):
         found.setdefault(event.get("involvedObject", {}).get("uid", ""), []).append(event)
     return found
@@ -111,7 +108,7 @@ def _waiting(pod: Pod) -> str:
     return ""
 
 
-def _from_events(events: Sequence[Event]) -> str:
+def _from_events(events: Sequence[Object]) -> str:
     for event in reversed(events):
         reason = event.get("reason", "")
         if reason in _EVENTS:
