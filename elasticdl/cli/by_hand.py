@@ -50,10 +50,6 @@ def master_job(words: Sequence[str]) -> Resolved:
     spec = given.with_values(runtime=here, workers_by_hand=True, master_port=given.master_port or PORT)
     asked = resolve(spec, problems)
     problems = [*asked.problems]
-    if spec.distribution_strategy not in ("ParameterServerStrategy", "Local"):
-        what = "a master started by hand trains with parameter servers"
-        remedy = "Leave it out, or use elasticdl train."
-        problems.append(Problem("--distribution_strategy", spec.distribution_strategy, what, remedy))
     if spec.encrypt_data_plane:
         what = "workers that are started by hand have no key"
         problems.append(Problem("--encrypt_data_plane", "true", what, "Leave it out, or use elasticdl train."))

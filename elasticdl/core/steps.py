@@ -11,8 +11,13 @@ import hashlib
 import math
 from dataclasses import dataclass
 
-from elasticdl.job.modes import default_virtual_workers
 from elasticdl.job.spec import JobSpec
+
+
+def default_virtual_workers(num_workers: int, max_workers: int | None) -> int:
+    """The power of two that is not below what the job may grow to, nor below twice what it starts with."""
+    wanted = max(max_workers or 0, 2 * num_workers)
+    return 1 << (wanted - 1).bit_length()
 
 
 @dataclass(frozen=True)

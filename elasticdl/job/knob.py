@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
@@ -41,6 +41,7 @@ def knob(
     local: str | None = None,
     gone: str | None = None,
     separator: str = ";",
+    choices: Iterable[str] = (),
 ) -> Any:
     """Declare a knob.
 
@@ -48,6 +49,7 @@ def knob(
         it is refused by name at run time, with `remedy`.
     local: why it changes nothing for processes on this machine; said in a note.
     gone: what replaced it, where it no longer means anything; said in a note.
+    choices: the values that a text may have, where its type does not name them.
     """
     said = {
         "metavar": metavar,
@@ -59,6 +61,7 @@ def knob(
         "local": local,
         "gone": gone,
         "separator": separator,
+        "choices": choices,
     }
     return Field(default, description=help, json_schema_extra={"knob": said})  # type: ignore[dict-item]
 
@@ -115,9 +118,11 @@ def read_knob(name: str, group: str, field: FieldInfo) -> Knob:
     """The knob behind a field of JobSpec."""
     extra = field.json_schema_extra
     assert isinstance(extra, dict) and isinstance(extra["knob"], dict), f"{name} is not declared with knob()"
-    said: dict[str, Any] = extra["knob"]
+    said: dict[str, Any] = {**extra["knob"]}
     kind, optional, choices = _kind(field.annotation)
-    said = {**said, "metavar": said["metavar"] or _METAVARS[kind]}
+    if named := said.pop("choices"):
+        kind, choices = "choice", tuple(named)
+    said["metavar"] = said["metavar"] or _METAVARS[kind]
     return Knob(name, group, field.description or "", field.get_default(), kind, optional, choices, **said)
 
 

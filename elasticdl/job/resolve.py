@@ -10,12 +10,12 @@ from pathlib import PurePath, PurePosixPath
 from typing import Any
 
 from elasticdl.errors import Problem, UsageError
-from elasticdl.job import modes, names, storage
-from elasticdl.job.checks import findings, roles
-from elasticdl.job.knobs.allreduce import AllreduceKnobs
+from elasticdl.job import names, storage
+from elasticdl.job.checks import findings
 from elasticdl.job.knobs.resources import MASTER_LIMIT
 from elasticdl.job.resources import ResourceSpec
 from elasticdl.job.spec import JobSpec, knobs
+from elasticdl.job.strategy import strategy_of, unused
 
 PLACES = (
     "model_zoo", "training_data", "validation_data", "prediction_data",
@@ -67,7 +67,7 @@ def resolve(
     runtime = _runtime(spec, decisions)
     values["runtime"] = runtime
     _older_spellings(spec, values, notes)
-    _shape(spec, values, decisions, notes)
+    strategy_of(spec).fill_in(spec, values, decisions, notes)
     if runtime == "local":
         _homes(spec, values)
         state_dir = names.expanded(spec.state_dir).absolute() if spec.state_dir else names.default_state_dir(env)
@@ -131,29 +131,6 @@ def _homes(spec: JobSpec, values: dict[str, Any]) -> None:
             values[name] = str(names.expanded(given))
 
 
-def _shape(spec: JobSpec, values: dict[str, Any], decisions: list[str], notes: list[str]) -> None:
-    """How many of which role, and whether training is synchronous."""
-    if spec.distribution_strategy == "Local":
-        for name, what in (("num_workers", "worker"), ("num_ps_pods", "parameter server")):
-            asked = getattr(spec, name)
-            if asked not in (1, knobs()[name].default):
-                notes.append(f"--{name}={asked}: the Local strategy has one {what}")
-            values[name] = 1
-        decisions.append("One worker and one parameter server, as --distribution_strategy=Local says.")
-    elif names.PS in roles(spec) and spec.num_ps_pods == 0:
-        values["num_ps_pods"] = 1
-        decisions.append("One parameter server, since --num_ps_pods is not given.")
-    fixed = spec.distribution_strategy == "AllreduceStrategy" and spec.batch_policy == "fixed"
-    if fixed and spec.virtual_workers is None:
-        values["virtual_workers"] = modes.default_virtual_workers(spec.num_workers, spec.max_workers)
-    if spec.distribution_strategy == "AllreduceStrategy" and spec.command == "train":
-        decisions.append(f"Training is {modes.mode(spec.with_values(**values))}.")
-    if spec.command != "train" or names.PS not in roles(spec) or spec.job_command is not None:
-        return
-    values["use_async"] = spec.asynchronous
-    decisions.append(f"Training is {modes.described(spec)}.")
-
-
 def _requests_and_limits(spec: JobSpec) -> dict[str, ResourceSpec]:
     """On Kubernetes a limit not given is the request, and a request not given stays within the limit."""
     values = {}
@@ -171,13 +148,14 @@ def _in_a_cluster(spec: JobSpec, values: dict[str, Any], decisions: list[str], w
     """Where pods keep what must outlive them, and what is lost where nothing does; what cannot be done without that."""
     state_dir = str(PurePosixPath("/", spec.state_dir or storage.default_state_dir(spec)))
     values["state_dir"] = state_dir
+    strategy = strategy_of(spec)
     problems, scratch = [], storage.is_scratch(spec.with_values(state_dir=state_dir))
     if spec.state_dir is None and spec.volume:
         decisions.append(f"Journal and checkpoints are kept below {state_dir}, on the first --volume.")
     if scratch:
         warnings.append(
             f"Nothing outlives the pods, since {state_dir} is on no --volume: no checkpoints are written, and the job "
-            f"begins anew when {_irreplaceable(spec)} goes. Mount a claim: --volume=claim_name=NAME,mount_path=/job."
+            f"begins anew when {strategy.irreplaceable} goes. Mount a claim: --volume=claim_name=NAME,mount_path=/job."
         )
         values["checkpoint_seconds"] = 0.0
         if spec.checkpoint_steps:
@@ -196,30 +174,14 @@ def _in_a_cluster(spec: JobSpec, values: dict[str, Any], decisions: list[str], w
             "A host_path is a directory of whichever node a pod runs on. On a cluster of several nodes use a "
             "claim_name, so that all pods see the same files."
         )
-    if names.PS not in roles(spec):
-        decisions.append(
-            "Everybody talks encrypted to the master. Gradients between workers are not encrypted: a NetworkPolicy "
-            "keeps other pods away from them, where the cluster enforces it."
-        )
-    elif spec.encrypt_data_plane is False:
-        warnings.append("--encrypt_data_plane=false: whoever is between workers and servers can read their gradients.")
-    else:
-        values["encrypt_data_plane"] = True
-        decisions.append(
-            "Workers and servers talk encrypted, as does everybody to the master, by keys of the job's own."
-        )
+    strategy.fill_in_for_a_cluster(spec, values, decisions, warnings)
     return problems
-
-
-def _irreplaceable(spec: JobSpec) -> str:
-    """Whose pod takes the job along, where nothing is kept."""
-    return "its master's or a server's pod" if names.PS in roles(spec) else "its master's pod, or all workers',"
 
 
 def _notes(spec: JobSpec, runtime: str) -> list[str]:
     """A line for every flag that was given and changes nothing."""
     notes = []
-    present = roles(spec)
+    present = strategy_of(spec).roles(spec)
     for name, value in spec.given().items():
         knob = knobs()[name]
         role = next((r for r in names.ROLES if name.startswith(f"{r}_") and name.endswith(_PER_ROLE)), None)
@@ -227,9 +189,7 @@ def _notes(spec: JobSpec, runtime: str) -> list[str]:
             notes.append(f"{knob.flag}={knob.spell(value)} no longer means anything: {knob.gone}")
         elif role is not None and role not in present:
             notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: this job has no {role}")
-        elif knob.group == AllreduceKnobs.title and spec.distribution_strategy != "AllreduceStrategy":
-            notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: this job does not train by all-reduce")
-        elif (why := _idle(spec, name)) is not None:
+        elif (why := unused(spec, knob)) is not None:
             notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: {why}")
         elif knob.local is not None and runtime == "local":
             notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: {knob.local}")
@@ -244,15 +204,6 @@ def _notes(spec: JobSpec, runtime: str) -> list[str]:
     return notes
 
 
-def _idle(spec: JobSpec, name: str) -> str | None:
-    """Why a knob of all-reduce changes nothing in this job."""
-    if name == "lr_scaling" and spec.batch_policy == "fixed":
-        return "the batch does not follow the number of workers (--batch_policy=fixed)"
-    if name == "virtual_workers" and spec.batch_policy == "per_worker":
-        return "each worker computes its records of a step in one part (--batch_policy=per_worker)"
-    return None
-
-
 _PER_ROLE = ("_resource_request", "_resource_limit", "_pod_priority")
 
 
@@ -264,8 +215,8 @@ def _later(spec: JobSpec) -> list[Problem]:
     for name, value in spec.given().items():
         knob = knobs()[name]
         feature = knob.feature_missing(value)
-        if name == "job_command" and spec.distribution_strategy == "AllreduceStrategy":
-            continue  # its workers run elasticdl.api's loop
+        if name == "job_command" and strategy_of(spec).programs:
+            continue
         if feature is not None:
             found.append(_not_yet(knob.flag, knob.spell(value), feature, knob.remedy or "Leave it out."))
     return found

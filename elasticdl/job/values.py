@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from elasticdl.job.invalid import Invalid
+from elasticdl.job.invalid import Invalid, nearest
+from elasticdl.job.strategies import FOLDERS
 
 DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 # `elasticdl-<job>-master` is also a Service's name on Kubernetes, which may have 63 characters.
@@ -142,6 +143,13 @@ def upper(value: Any) -> Any:
     return value.upper() if isinstance(value, str) else value
 
 
+def strategy(value: Any) -> Any:
+    if value in FOLDERS:
+        return value
+    meant = nearest(str(value), FOLDERS)
+    return _refuse(f"not one of {', '.join(FOLDERS)}", f"Did you mean {meant}?" if meant else "Choose one of them.")
+
+
 def critical_workers(value: Any) -> Any:
     """`default`, `none`, or pairs `index:relaunches`."""
     text = blank_is_none(value)
@@ -260,4 +268,5 @@ CommandLine = Annotated[str | None, BeforeValidator(command_line)]
 JsonObject = Annotated[str | None, BeforeValidator(json_object)]
 Params = Annotated[dict[str, str], BeforeValidator(semicolon_pairs)]
 Envs = Annotated[dict[str, str], BeforeValidator(comma_pairs)]
+StrategyName = Annotated[str, BeforeValidator(strategy)]
 CriticalWorkers = Annotated[str, BeforeValidator(critical_workers)]

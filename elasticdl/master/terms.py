@@ -9,8 +9,8 @@ from elasticdl.core.plan import Plan
 from elasticdl.core.replicas import Budget
 from elasticdl.core.steps import StepPlan
 from elasticdl.job import names, storage
-from elasticdl.job.modes import mode
 from elasticdl.job.spec import JobSpec
+from elasticdl.job.strategy import strategy_of
 from elasticdl.strategies.allreduce.core.state import AllreduceTerms
 from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
 
@@ -19,7 +19,7 @@ def terms_of(spec: JobSpec, training_records: int, validation_records: int) -> P
     return ParameterServerTerms(
         str(spec.job_name), spec.num_workers, spec.num_ps_pods, Plan.of(spec, training_records), validation_records,
         spec.evaluation_steps, spec.max_bad_records, bool(spec.output), _budget(spec), spec.audit, _schedule(spec),
-        mode(spec), spec.workers_by_hand,
+        strategy_of(spec).mode(spec), spec.workers_by_hand,
     )  # fmt: skip
 
 
@@ -39,8 +39,8 @@ def allreduce_terms_of(spec: JobSpec, training_records: int, validation_records:
     return AllreduceTerms(
         str(spec.job_name), spec.num_workers, StepPlan.of(spec, training_records), spec.min_workers or 1,
         spec.max_workers or 0, spec.num_standby, spec.deterministic, spec.master_grace_seconds, validation_records,
-        spec.evaluation_steps, bool(spec.output), spec.audit, _budget(spec), _schedule(spec), mode(spec),
-        spec.max_bad_records,
+        spec.evaluation_steps, bool(spec.output), spec.audit, _budget(spec), _schedule(spec),
+        strategy_of(spec).mode(spec), spec.max_bad_records,
     )  # fmt: skip
 
 

@@ -199,7 +199,7 @@ def test_a_dry_run_prints_a_job_that_can_be_read_back(tmp_path: Path, capsys: py
     shown = capsys.readouterr().out
     assert "Training is synchronous (a step averages 2 batches), since --grads_to_wait=2 is above 1." in shown
     assert "--volume=host_path=/d,mount_path=/d changes nothing" in shown
-    assert "--num_standby=1 changes nothing: this job does not train by all-reduce" in shown
+    assert "--num_standby=1 changes nothing: only --distribution_strategy=AllreduceStrategy uses it" in shown
     assert "This release cannot run this job yet" in shown and "--num_evaluators=1: " in shown
     assert "minibatch_size" not in yaml.safe_load(shown)
     file = tmp_path / "job.yaml"

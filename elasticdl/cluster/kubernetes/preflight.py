@@ -15,8 +15,8 @@ from elasticdl.cluster.kubernetes.submission import folder, name_taken
 from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.errors import Problem
 from elasticdl.job import names
-from elasticdl.job.checks import roles
 from elasticdl.job.spec import JobSpec
+from elasticdl.job.strategy import strategy_of
 
 MANIFESTS = "manifests"  # where this project keeps what an administrator applies once
 CHECKED = f"{names.APP}-check-"  # how the names of objects begin that are only tried
@@ -82,7 +82,7 @@ async def _priorities(api: KubernetesApi, spec: JobSpec) -> list[Problem]:
 
 
 def _priority_classes(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    for role in roles(spec):
+    for role in strategy_of(spec).roles(spec):
         flag, asked = f"--{role}_pod_priority", getattr(spec, f"{role}_pod_priority")
         if role == names.WORKER and spec.worker_pod_priority is not None:
             yield flag, spec.worker_pod_priority.name
@@ -175,7 +175,7 @@ def _replicas(spec: JobSpec) -> list[Object]:
     maker, job = pod_maker(spec), str(spec.job_name)
     return [
         maker(ReplicaRequest(names.replica_name(job, role, 0), role, 0, ("python",), spec.envs))
-        for role in roles(spec)
+        for role in strategy_of(spec).roles(spec)
         if role != names.MASTER
     ]
 

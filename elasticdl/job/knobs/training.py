@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from elasticdl.job.knob import TRAIN, KnobGroup, knob
-from elasticdl.job.values import CommandLine, Count, Positive
+from elasticdl.job.strategies import FOLDERS
+from elasticdl.job.values import CommandLine, Count, Positive, StrategyName
 
 
 class TrainingKnobs(KnobGroup):
     title: ClassVar[str] = "Training"
 
-    distribution_strategy: Literal["ParameterServerStrategy", "AllreduceStrategy", "Local", "CustomStrategy"] = knob(
+    distribution_strategy: StrategyName = knob(
         "ParameterServerStrategy",
         "How workers share what they learn: through parameter servers, by all-reduce, not at all (one worker), or in a "
         "way of their own (--job_command).",
         common=True,
         later={"CustomStrategy": "running a program of your own"},
         remedy="Use ParameterServerStrategy.",
+        choices=FOLDERS,
     )
     minibatch_size: Positive = knob(64, "How many records a worker trains on at a time.", common=True)
     num_epochs: Positive = knob(1, "How many times every record is trained on.", commands=TRAIN, common=True)
