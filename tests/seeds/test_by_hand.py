@@ -149,7 +149,7 @@ MODEL = "--model_file=examples/witness.py"
         (
             by_hand.master,
             [MODEL, "--distribution_strategy=AllreduceStrategy", "--training_data=x"],
-            "a master started by hand trains with parameter servers",
+            "has no workers that are started by hand",
         ),
         (by_hand.master, [MODEL, "--encrypt_data_plane", "--training_data=x"], "started by hand have no key"),
         (by_hand.master, ["--job_nam=test"], "Did you mean --job_name?"),
