@@ -155,14 +155,14 @@ class Master:
             raise Unreachable("the cluster stopped telling of its replicas")
         if get not in done:
             get.cancel()
-            return [*(self.relay.hung(self.now()) if self.relay is not None else []), e.TimePassed()]
+            return [*(self.relay.hangs.hung(self.now()) if self.relay is not None else []), e.TimePassed()]
         events = [get.result()]
         while not self._inbox.empty():
             events.append(self._inbox.get_nowait())
         return events
 
     def _deadlines(self) -> list[float | None]:
-        return [self.job.deadline(), self.relay.deadline() if self.relay is not None else None]
+        return [self.job.deadline(), self.relay.hangs.deadline() if self.relay is not None else None]
 
     async def _decide(self, events: list[e.Event]) -> None:
         entries, effects = [], []

@@ -83,7 +83,7 @@ class SessionWorlds(Worlds):
         known: Relay | None = self.__dict__.get("_relay")
         if known is None or known._job is not self.job:  # a master that comes back has heard nothing yet
             known = self.__dict__["_relay"] = Relay(self.job, self.put)
-            known.pulses.hang_seconds = HANG_SECONDS
+            known.hangs.pulses.hang_seconds = HANG_SECONDS
         return known
 
     def put(self, name: str, message: pb.ToReplica) -> None:
@@ -260,7 +260,7 @@ class SessionWorlds(Worlds):
 
     def calm_turn(self, turn: int) -> None:
         super().calm_turn(turn)
-        for event in self.relay.hung(self.now):
+        for event in self.relay.hangs.hung(self.now):
             assert isinstance(event, e.WorkerHung)
             holds(self.workers[event.worker].hung, f"{event.worker} is taken for hung, and is not: {event.reason}")
             self.met.add("hung found")
