@@ -19,7 +19,7 @@ import torch
 from elasticdl.collective.buckets import BUCKET_FLOATS, BucketSum, cut
 from elasticdl.collective.group import Group
 from elasticdl.errors import CalledOff, ElasticDLError, GroupBroken
-from elasticdl.frameworks.replica_tensors import Values
+from elasticdl.frameworks.replica.tensors import Values
 
 
 class Contributor(Protocol):

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from elasticdl import faults
 from elasticdl.errors import DataError
 from elasticdl.files import REMEDY, File, crc32c, durable, verify
-from elasticdl.frameworks.replica_dtypes import DTYPES
+from elasticdl.frameworks.replica.state import DTYPES
 
 FORMAT = "elasticdl-state/1"
 STATE_FILE = "state.json"

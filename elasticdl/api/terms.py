@@ -13,7 +13,7 @@ import torch
 
 from elasticdl.collective.buckets import BUCKET_FLOATS
 from elasticdl.core.steps import StepPlan
-from elasticdl.frameworks.replica_tensors import Values
+from elasticdl.frameworks.replica.tensors import Values
 
 
 class Model(Protocol):

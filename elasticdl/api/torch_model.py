@@ -14,10 +14,10 @@ import torch
 
 from elasticdl.api.nested import flatten, unflatten
 from elasticdl.errors import Problem, UsageError
-from elasticdl.frameworks.replica_dtypes import refuse_unknown
-from elasticdl.frameworks.replica_modules import values_of
-from elasticdl.frameworks.replica_rates import scaled
-from elasticdl.frameworks.torch import seed_everything
+from elasticdl.frameworks.determinism import set_random_state
+from elasticdl.frameworks.replica.state import refuse_unknown
+from elasticdl.frameworks.replica.tensors import values_of
+from elasticdl.frameworks.replica.torch.rates import scaled
 
 Tensors = dict[str, torch.Tensor]
 
@@ -55,7 +55,7 @@ class TorchModel:
 
     def begin(self, seed: int) -> None:
         self._part.enter_context(self.values.passing())
-        seed_everything(seed)
+        set_random_state(seed)
 
     def contribute(self, weight: float) -> torch.Tensor:
         with self._part:

@@ -21,7 +21,7 @@ import torch
 from elasticdl import faults
 from elasticdl.collective.group import Group, Link, Passage
 from elasticdl.errors import GroupBroken
-from elasticdl.frameworks.replica_dtypes import DTYPES
+from elasticdl.frameworks.replica.state import DTYPES
 
 CHUNK_BYTES = 1 << 22
 AHEAD = 4  # chunks on the way at once

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from elasticdl.frameworks.trainable import FloatArray, StepResult
+from elasticdl.frameworks.arrays import FloatArray
+from elasticdl.frameworks.trainable import StepResult
 from elasticdl.job.parameters import ClipSpec, ParametersSpec
 
 

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.files import fsync_directory
+from elasticdl.frameworks.arrays import FloatArray
 from elasticdl.frameworks.publishing import PARTIAL, Turn, published
 from elasticdl.frameworks.tensor_files import Tensor, write_rows, write_sharded
-from elasticdl.frameworks.trainable import FloatArray, TableExport
+from elasticdl.frameworks.trainable import TableExport
 from elasticdl.job.parameters import TableSpec
 
 MANIFEST = "manifest.json"

@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load, save
 
-Arrays = Any
+from elasticdl.frameworks.arrays import Arrays, record_count, to_numpy
+from elasticdl.frameworks.model_file import ModelFile
+
 State = dict[str, npt.NDArray[Any]]
 
 
@@ -25,12 +27,13 @@ class Measure(Protocol):
 class MeanMeasure:
     """The mean over records of `function(labels, predictions)`, which gives one value per record or their mean."""
 
-    def __init__(self, function: Callable[[Arrays, Arrays], Any], to_numpy: Callable[[Any], npt.NDArray[Any]]) -> None:
-        self._function, self._to_numpy = function, to_numpy
+    def __init__(self, function: Callable[[Arrays, Arrays], Any], code: ModelFile) -> None:
+        self._function, self._code = function, code
         self._total = np.zeros(2)  # sum of values, number of values
 
     def update(self, labels: Arrays, predictions: Arrays) -> None:
-        values = np.asarray(self._to_numpy(self._function(labels, predictions)), np.float64)
+        with self._code.running("computing evaluation metrics"):
+            values = np.asarray(to_numpy(self._function(labels, predictions)), np.float64)
         records = record_count(labels if labels is not None else predictions)
         if values.ndim == 0:
             self._total += np.array([float(values) * records, records])
@@ -80,10 +83,3 @@ class MetricsAccumulator:
 
     def result(self) -> dict[str, float]:
         return {name: measure.result() for name, measure in self._measures.items()}
-
-
-def record_count(arrays: Arrays) -> int:
-    """The number of records in a batch of arrays."""
-    while isinstance(arrays, (dict, list, tuple)):
-        arrays = next(iter(arrays.values())) if isinstance(arrays, dict) else arrays[0]
-    return len(arrays)

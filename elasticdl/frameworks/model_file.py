@@ -10,18 +10,15 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elasticdl.errors import ModelError, Problem, UsageError
+from elasticdl.frameworks.arrays import Arrays
 from elasticdl.frameworks.tracebacks import user_code
-from elasticdl.frameworks.trainable import Arrays, Trainable
-
-if TYPE_CHECKING:
-    from elasticdl.frameworks.schedules import Schedule
 
 Parameter = str | int | float | bool
 
@@ -145,7 +142,6 @@ class ModelFile:
             request.prediction_outputs_processor, "PredictionOutputsProcessor", "--prediction_outputs_processor"
         )
         self._callbacks = self._optional(request.callbacks, "callbacks", "--callbacks")
-        self.schedule: Schedule | None = None  # of the learning rate, once the optimizer was read
 
     def running(self, doing: str) -> AbstractContextManager[None]:
         """What the user's code raises inside becomes a ModelError."""
@@ -158,22 +154,17 @@ class ModelFile:
         names = {p.name for p in accepted}
         return {k: v for k, v in self.request.params.items() if takes_any or k in names}
 
-    def build(self) -> Any:
-        """Call `custom_model`, with those of the parameters that it takes."""
-        with self.running(f"calling {self.location.symbol}"):
-            return self.custom_model(**self.taken())
-
     def making(self) -> tuple[str, str]:
         """The two lines of code that make the model again: an import and a call."""
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.taken().items())
         return f"from {self.location.module} import {self.location.symbol}", f"{self.location.symbol}({arguments})"
 
-    def build_checked(self) -> Any:
-        """The model, which is a Keras or torch one."""
-        model = self.build()
-        keras, torch = sys.modules.get("keras"), sys.modules.get("torch")
-        is_keras = keras is not None and isinstance(model, keras.Model)
-        if is_keras or (torch is not None and isinstance(model, torch.nn.Module)):
+    def build(self) -> Any:
+        """The Keras or torch model that `custom_model` makes of those of the parameters that it takes."""
+        with self.running(f"calling {self.location.symbol}"):
+            model = self.custom_model(**self.taken())
+        torch = sys.modules.get("torch")
+        if is_keras_model(model) or (torch is not None and isinstance(model, torch.nn.Module)):
             return model
         raise ModelError(
             self.path,
@@ -309,38 +300,6 @@ def _import_file(name: str, file: Path) -> ModuleType:
     return module
 
 
-def seed_frameworks(seed: int) -> None:
-    """Names and initial values of the model that is built next are a function of the seed."""
-    if "keras" in sys.modules:
-        from elasticdl.frameworks import keras as keras_models
-
-        keras_models.seed_everything(seed)
-    if "torch" in sys.modules:
-        from elasticdl.frameworks import torch as torch_models
-
-        torch_models.seed_everything(seed)
-
-
-def load_trainable(
-    source: ModelRequest | ModelFile, seed: int, sample: Callable[[], Arrays] | None = None
-) -> Trainable:
-    """Import the model file and build its model once; names and initial values are a function of the seed.
-
-    `sample` gives the features of one batch. It is asked only for models that do not know their shapes without data.
-    """
-    code = source if isinstance(source, ModelFile) else ModelFile(source)
-    seed_frameworks(seed)
-    births, watched = None, nullcontext()
-    if code.request.table_threshold_bytes and "torch" in sys.modules:
-        from elasticdl.frameworks.torch_moving import Births
-
-        births = watched = Births()
-    with watched:
-        model = code.build_checked()
-    if "keras" in sys.modules and isinstance(model, sys.modules["keras"].Model):
-        from elasticdl.frameworks import keras as keras_models
-
-        return keras_models.trainable(model, code, seed, sample)
-    from elasticdl.frameworks.torch import TorchTrainable
-
-    return TorchTrainable(model, code, sample, births)
+def is_keras_model(model: Any) -> bool:
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(model, keras.Model)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from elasticdl.errors import ModelError
-from elasticdl.frameworks.schedules import is_keras_schedule, read_schedule
+from elasticdl.frameworks.model_file import ModelFile
+from elasticdl.frameworks.schedules import Schedule, is_keras_schedule, kind_of, read_schedule
 from elasticdl.job.parameters import ClipSpec, OptimizerSpec
-
-if TYPE_CHECKING:
-    from elasticdl.frameworks.model_file import ModelFile
 
 Kind = Literal["sgd", "adagrad", "adam", "rmsprop", "ftrl"]
 _SUPPORTED = "SGD, Adagrad, Adam, AdamW, RMSprop, or Ftrl of Keras"
@@ -28,13 +26,15 @@ _KERAS: dict[str, Kind] = {
 }
 
 
-def read_optimizer(code: ModelFile, parameters: Sequence[Any]) -> OptimizerSpec:
-    """Call the model file's `optimizer` and describe what it returns; its schedule becomes `code.schedule`."""
+def read_optimizer(code: ModelFile, parameters: Sequence[Any]) -> tuple[OptimizerSpec, Schedule | None]:
+    """Call the model file's `optimizer` and describe what it returns; the schedule of its rate, if it has one."""
     optimizer, scheduler, interval = make_optimizer(code, parameters)
     spec = describe(optimizer, code.path, parameters)
     first = None if is_keras_schedule(getattr(optimizer, "_learning_rate", None)) else spec.learning_rate
-    code.schedule = read_schedule(code, optimizer, scheduler, interval, first)
-    return spec if code.schedule is None else spec.model_copy(update={"learning_rate": code.schedule.rate(0, 0)})
+    schedule = read_schedule(code, optimizer, scheduler, interval, first)
+    if schedule is not None:
+        spec = spec.model_copy(update={"learning_rate": schedule.rate(0, 0)})
+    return spec, schedule
 
 
 def make_optimizer(code: ModelFile, parameters: Sequence[Any]) -> tuple[Any, Any, str]:
@@ -68,7 +68,7 @@ def _taken_apart(found: Any, path: str) -> tuple[Any, Any, str]:
     if has_scheduler and len(found) == 3 and found[2] in ("step", "epoch"):
         return found[0], found[1], found[2]
     if has_scheduler:
-        what = f"optimizer() returned {_name(found[1])} without saying whether it counts steps or epochs"
+        what = f"optimizer() returned {kind_of(found[1])} without saying whether it counts steps or epochs"
     else:
         what = f"optimizer() returned a {type(found).__name__} of {len(found)}"
     remedy = 'Return an optimizer, or (optimizer, scheduler, "step"), or (optimizer, scheduler, "epoch").'
@@ -87,14 +87,9 @@ def describe(optimizer: Any, path: str, parameters: Sequence[Any] = ()) -> Optim
         return _from_torch(torch, optimizer, path, parameters)
     raise ModelError(
         path,
-        f"optimizer() returned {_name(optimizer)}, which is neither a Keras nor a torch optimizer",
+        f"optimizer() returned {kind_of(optimizer)}, which is neither a Keras nor a torch optimizer",
         f"Return {_SUPPORTED}.",
     )
-
-
-def _name(thing: Any) -> str:
-    kind = type(thing)
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.split('.')[0]}'s {kind.__name__}"
 
 
 def _unsupported(path: str, what: str, remedy: str = "") -> ModelError:

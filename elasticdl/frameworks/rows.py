@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from elasticdl.errors import ModelError
-from elasticdl.frameworks.trainable import FloatArray, IdArray
+from elasticdl.frameworks.arrays import FloatArray, IdArray
 from elasticdl.job.parameters import TableSpec
 
 

@@ -12,20 +12,22 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from elasticdl.callbacks import LearningRateScheduler
 from elasticdl.errors import ModelError, ScheduleError
-from elasticdl.frameworks.trainable import to_numpy
-
-if TYPE_CHECKING:
-    from elasticdl.frameworks.model_file import ModelFile
+from elasticdl.frameworks.arrays import to_numpy
+from elasticdl.frameworks.model_file import ModelFile
 
 # On the wire 0 means the optimizer's own rate; this is 0 as a float32, and so is any part of it.
 NO_RATE = 1e-300
 SUPPORTED = "keras.callbacks.LearningRateScheduler (by epoch) and elasticdl.callbacks.LearningRateScheduler (by step)"
+# What schedulers move in a torch optimizer's groups; a scheduler may keep values of its own there.
+SCHEDULED = frozenset(
+    ("lr", "initial_lr", "max_lr", "min_lr", "momentum", "base_momentum", "max_momentum", "betas", "swa_lr")
+)
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,8 @@ def _of_callback(code: ModelFile, callback: Any, first: float | None) -> Schedul
         if first is None:
             raise ModelError(code.path, f"{name}: the optimizer has a schedule of its own", "Keep one of them.")
         return Schedule(name, code, _ByEpoch(callback.schedule, first))
-    kind = type(callback)
-    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.split('.')[0]}'s {kind.__name__}"
-    raise ModelError(code.path, f"{code.request.callbacks}(): {name} is not supported", f"Supported are {SUPPORTED}.")
+    what = f"{code.request.callbacks}(): {kind_of(callback)} is not supported"
+    raise ModelError(code.path, what, f"Supported are {SUPPORTED}.")
 
 
 class _ByEpoch:
@@ -129,7 +130,7 @@ def _of_torch(code: ModelFile, optimizer: Any, scheduler: Any, interval: str) ->
     if scheduler is None:
         return []
     name = check_scheduler(code, optimizer, scheduler)
-    moving = _TorchScheduler(code, optimizer, scheduler, name)
+    moving = _ServerRate(code, optimizer, scheduler, name)
     if interval == "step":
         return [Schedule(f"{name} by step", code, lambda version, _: moving.at(version))]
     return [Schedule(f"{name} by epoch", code, lambda _, epoch: moving.at(epoch))]
@@ -148,27 +149,42 @@ def check_scheduler(code: ModelFile, optimizer: Any, scheduler: Any) -> str:
     return name
 
 
-class _TorchScheduler:
-    """A torch scheduler as a function: it is stepped forward to where it is asked for, and back by starting over."""
+class SchedulerSteps:
+    """A torch scheduler as a function of a count: stepped forward to it, and back by starting over."""
 
-    def __init__(self, code: ModelFile, optimizer: Any, scheduler: Any, name: str) -> None:
-        self._code, self._optimizer, self._scheduler, self._name = code, optimizer, scheduler, name
+    def __init__(self, optimizer: Any, scheduler: Any) -> None:
+        self._optimizer, self._scheduler = optimizer, scheduler
         self._start = copy.deepcopy(scheduler.state_dict())
-        self._first = [group["lr"] for group in optimizer.param_groups]
-        self._options = self._others()
+        self._first = [
+            {key: copy.deepcopy(value) for key, value in group.items() if key in SCHEDULED}
+            for group in optimizer.param_groups
+        ]
         self._at = 0
-        optimizer.step()  # no gradients, so nothing moves; torch warns of a scheduler that moves before its optimizer
 
-    def at(self, count: int) -> float:
-        """The rate after so many steps of the scheduler."""
+    def to(self, count: int) -> None:
+        """Set the options of the optimizer's groups to those after so many steps of the scheduler."""
         if count < self._at:
             self._scheduler.load_state_dict(copy.deepcopy(self._start))
-            for group, rate in zip(self._optimizer.param_groups, self._first, strict=True):
-                group["lr"] = rate
+            for group, first in zip(self._optimizer.param_groups, self._first, strict=True):
+                group.update(copy.deepcopy(first))
             self._at = 0
+        self._optimizer._opt_called = True  # torch warns of a scheduler that moves before its optimizer
         while self._at < count:
             self._scheduler.step()
             self._at += 1
+
+
+class _ServerRate:
+    """The one learning rate that parameter servers take from a torch scheduler."""
+
+    def __init__(self, code: ModelFile, optimizer: Any, scheduler: Any, name: str) -> None:
+        self._code, self._optimizer, self._name = code, optimizer, name
+        self._steps = SchedulerSteps(optimizer, scheduler)
+        self._options = self._others()
+
+    def at(self, count: int) -> float:
+        """The rate after so many steps of the scheduler."""
+        self._steps.to(count)
         for option, value in self._others().items():
             if value != self._options[option]:
                 what = f"{self._name} also changes {option}, which the servers keep as it is"
@@ -181,9 +197,14 @@ class _TorchScheduler:
         return rates.pop()
 
     def _others(self) -> dict[str, Any]:
-        return {
-            o: self._optimizer.param_groups[0].get(o) for o in ("momentum", "betas", "weight_decay", "alpha", "eps")
-        }
+        group = self._optimizer.param_groups[0]
+        return {option: group.get(option) for option in ("momentum", "betas", "weight_decay", "alpha", "eps")}
+
+
+def kind_of(thing: Any) -> str:
+    """The class of an object as messages name it: with its library, unless it is Python's own."""
+    kind = type(thing)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.split('.')[0]}'s {kind.__name__}"
 
 
 def _named(function: Any) -> str:

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
-
+from elasticdl.frameworks.arrays import Arrays, FloatArray, IdArray
 from elasticdl.frameworks.metrics import MetricsAccumulator
+from elasticdl.frameworks.schedules import Schedule
 from elasticdl.job.parameters import ParametersSpec
-
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-IdArray: TypeAlias = npt.NDArray[np.int64]
-# A numpy array, or a dict, list or tuple of them: what `feed` returns and what a model predicts.
-Arrays: TypeAlias = Any
 
 
 @dataclass(frozen=True)
@@ -63,6 +57,11 @@ class Trainable(Protocol):
         ...
 
     @property
+    def schedule(self) -> Schedule | None:
+        """Of the learning rate; None where it is constant."""
+        ...
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know: which embeddings moved to the servers, and which large ones did not."""
         ...
@@ -90,30 +89,3 @@ class Trainable(Protocol):
     def export(self, directory: Path, rows: TableExport) -> list[str]:
         """Write the model, with the values last assigned, for use without ElasticDL; the names of the files."""
         ...
-
-
-def map_arrays(convert: Any, arrays: Arrays) -> Arrays:
-    """`convert` applied to each array of a dict, list or tuple of arrays."""
-    if isinstance(arrays, dict):
-        return {key: map_arrays(convert, value) for key, value in arrays.items()}
-    if isinstance(arrays, (list, tuple)):
-        return type(arrays)(map_arrays(convert, value) for value in arrays)
-    return None if arrays is None else convert(arrays)
-
-
-def to_numpy(value: Any) -> npt.NDArray[Any]:
-    """A tensor of any framework as a numpy array."""
-    detach = getattr(value, "detach", None)  # torch's; its tensors may be on a device and part of a graph
-    return np.asarray(detach().cpu().numpy() if detach else value)
-
-
-def refuse_text(array: npt.NDArray[Any]) -> None:
-    """Models compute with numbers."""
-    if array.dtype.kind in "USO":
-        raise TypeError(f"feed returned text ({array.dtype}); turn it into numbers: hash or look it up in feed")
-
-
-def narrowed(array: Any) -> npt.NDArray[Any]:
-    """The array as models take it: numpy makes float64 by default, models compute in float32."""
-    found: npt.NDArray[Any] = np.asarray(array)
-    return found.astype(np.float32) if found.dtype == np.float64 else found

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from elasticdl.errors import DataError, ModelError
+from elasticdl.frameworks.arrays import FloatArray, IdArray
 from elasticdl.frameworks.rows import answered_by, check_range, without
 from elasticdl.frameworks.tensor_files import Array, open_all
-from elasticdl.frameworks.trainable import FloatArray, IdArray, RowSource
+from elasticdl.frameworks.trainable import RowSource
 from elasticdl.job.parameters import TableSpec
 
 
@@ -106,7 +107,7 @@ class _FileLookup:
     def gather(self, table: TableSpec, ids: Any, padding: int | None = None) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(ids, torch.Tensor):
-            from elasticdl.frameworks.torch_rows import TorchLookup
+            from elasticdl.frameworks.torch.rows import TorchLookup
 
             return TorchLookup(self._source, training=False).gather(table, ids, padding)
         import keras

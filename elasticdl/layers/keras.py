@@ -10,7 +10,7 @@ import keras
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from elasticdl.errors import ModelError
-from elasticdl.frameworks.keras_initializers import KNOWN, SCALED, describe
+from elasticdl.frameworks.keras.initializers import KNOWN, SCALED, describe
 from elasticdl.frameworks.rows import TableLayer, ZeroLookup, gather
 from elasticdl.job.parameters import InitializerSpec, TableSpec
 from elasticdl.layers.keras_bags import Combiner, combined, combined_ragged, is_ragged, ragged_rows

@@ -8,7 +8,7 @@ import torch
 
 from elasticdl.errors import ModelError
 from elasticdl.frameworks.rows import TableLayer
-from elasticdl.frameworks.torch_bags import Combiner, look_up
+from elasticdl.frameworks.torch.bags import Combiner, look_up
 from elasticdl.job.parameters import InitializerSpec, TableSpec
 
 _INITIALIZERS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticdl.frameworks.trainable import FloatArray
+from elasticdl.frameworks.arrays import FloatArray
 from elasticdl.ps import _native
 from elasticdl.ps.client import Client
 from elasticdl.ps.parameters import native_optimizer

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from elasticdl.frameworks.trainable import FloatArray, StepResult
+from elasticdl.frameworks.arrays import FloatArray
+from elasticdl.frameworks.trainable import StepResult
 from elasticdl.job.parameters import ParametersSpec, VariableSpec
 
 NAMED = 3

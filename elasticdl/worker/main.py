@@ -13,8 +13,9 @@ from elasticdl import faults
 from elasticdl.cluster.protocol import EXIT_OUT_OF_MEMORY
 from elasticdl.data.dataset import Dataset
 from elasticdl.errors import DataError, ElasticDLError, JobFailed, Unreachable
-from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
-from elasticdl.frameworks.trainable import Arrays
+from elasticdl.frameworks.arrays import Arrays
+from elasticdl.frameworks.loading import load_trainable
+from elasticdl.frameworks.model_file import ModelFile, ModelRequest
 from elasticdl.job import names
 from elasticdl.job.loglines import configure_logging
 from elasticdl.job.spec import JobSpec

@@ -18,11 +18,12 @@ from elasticdl.collective.control import SharedSession
 from elasticdl.core import steps
 from elasticdl.core.steps import StepPlan
 from elasticdl.errors import DataError, ModelError
+from elasticdl.frameworks.arrays import Arrays
 from elasticdl.frameworks.determinism import random_state_kept
+from elasticdl.frameworks.loading import load_replica
 from elasticdl.frameworks.memory import have_at_hand
 from elasticdl.frameworks.model_file import ModelFile
-from elasticdl.frameworks.replica import Replica, load_replica
-from elasticdl.frameworks.trainable import Arrays
+from elasticdl.frameworks.replica.model_replica import ModelReplica
 from elasticdl.job.loglines import loss_line
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.batches import Source, load
@@ -36,9 +37,9 @@ STEP_VECTORS = 5  # as large as the gradient, that a copy of the state and a fir
 
 
 class ReplicaModel:
-    """A Replica as the elastic loop sees it."""
+    """A ModelReplica as the elastic loop sees it."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: ModelReplica) -> None:
         self.replica, self.device = replica, replica.device
         self.size = replica.gradient_size + replica.buffer_size
         self.values, self.room = replica.values, 0
@@ -75,7 +76,7 @@ class ReplicaModel:
 class ReplicaEvaluation:
     """The model's own metrics over the validation data, in as many parts as there are virtual workers."""
 
-    def __init__(self, replica: Replica, code: ModelFile, source: Source, virtual: int, minibatch: int) -> None:
+    def __init__(self, replica: ModelReplica, code: ModelFile, source: Source, virtual: int, minibatch: int) -> None:
         self._replica, self._code, self._source = replica, code, source
         self._virtual, self._minibatch = virtual, minibatch
 
@@ -157,7 +158,7 @@ def work(spec: JobSpec, name: str, code: ModelFile, sources: Mapping[str, Source
     return 0 if shutdown else 128 + signal.SIGTERM
 
 
-def _warm_up(replica: Replica, code: ModelFile, training: Source, plan: StepPlan, seed: int) -> None:
+def _warm_up(replica: ModelReplica, code: ModelFile, training: Source, plan: StepPlan, seed: int) -> None:
     """A part for nothing, before anybody waits for this worker: frameworks set themselves up, or compile, in the first.
 
     What is wrong with it is told when it is trained.

@@ -14,9 +14,10 @@ import numpy as np
 from elasticdl import faults
 from elasticdl.core.plan import Plan
 from elasticdl.errors import DataError, JobFailed, ModelError, Refused, ScheduleError, WireError
+from elasticdl.frameworks.arrays import FloatArray, IdArray
 from elasticdl.frameworks.clipping import clipped
 from elasticdl.frameworks.model_file import ModelFile
-from elasticdl.frameworks.trainable import FloatArray, IdArray, StepResult, Trainable
+from elasticdl.frameworks.trainable import StepResult, Trainable
 from elasticdl.job.loglines import loss_line
 from elasticdl.job.spec import JobSpec
 from elasticdl.ps.client import Batch, Client, Interrupted, Resend, Stale, TimelineOver
@@ -76,7 +77,7 @@ class Worker:
 
     def run(self) -> None:
         """Work until there is no more, or the master says so."""
-        schedule = self.code.schedule
+        schedule = self.model.schedule
         log.info("Learning rate: %s", schedule.name if schedule else self.model.parameters.optimizer.learning_rate)
         while (work := self._next()) is not None:
             self.client.called_off_by(lambda work=work: self._called_off(work))  # type: ignore[misc]
@@ -180,7 +181,7 @@ class Worker:
         batch = Batch(work.round, work.index, work.attempt, number)
         records = 0 if skip else minibatch.records
         rows = {**result.rows, **audit.rows(minibatch.numbers)} if self.spec.audit else result.rows
-        rate = self.code.schedule.to_send(pulled, work.round) if self.code.schedule else 0.0
+        rate = self.model.schedule.to_send(pulled, work.round) if self.model.schedule else 0.0
         try:
             difference = result.state - state
             with self.phases("push"):

@@ -15,7 +15,7 @@ from elasticdl.api.nested import flatten, unflatten
 from elasticdl.api.saving import Saver
 from elasticdl.api.torch_model import TorchModel
 from elasticdl.errors import DataError, ModelError, UsageError
-from elasticdl.frameworks.replica_dtypes import DTYPES
+from elasticdl.frameworks.replica.state import DTYPES
 
 # State dictionaries.
 

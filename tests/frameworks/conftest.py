@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
+from elasticdl.frameworks.loading import load_trainable
+from elasticdl.frameworks.model_file import ModelFile, ModelRequest
 from elasticdl.frameworks.trainable import Trainable
 from tests.frameworks.memory_rows import MemoryRows
 

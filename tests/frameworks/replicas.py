@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
 from elasticdl.core.steps import part_seed
+from elasticdl.frameworks.loading import load_replica
 from elasticdl.frameworks.model_file import ModelRequest
-from elasticdl.frameworks.replica import Replica, load_replica
+from elasticdl.frameworks.replica.model_replica import ModelReplica
 
 MODELS = Path(__file__).parent / "models"
 FORMS = ["keras", "torch"] if importlib.util.find_spec("keras") else ["torch"]
@@ -25,7 +26,7 @@ ONLY = {"torch": ["grouped", "counting"], "keras": ["averaged", "scaled"]}
 VIRTUAL = 4
 
 
-def make(form: str, seed: int = 5, **request: object) -> Replica:
+def make(form: str, seed: int = 5, **request: object) -> ModelReplica:
     model = f"replicas_{form}.custom_model"
     return load_replica(ModelRequest(str(MODELS), model, **request), seed, device="cpu")  # type: ignore[arg-type]
 
@@ -37,7 +38,7 @@ def batch(step: int, virtual: int) -> tuple[np.ndarray, np.ndarray]:
     return draw.normal(size=(size, 6)).astype(np.float32), draw.integers(0, 3, size)
 
 
-def contribution(replica: Replica, step: int, virtual: int) -> torch.Tensor:
+def contribution(replica: ModelReplica, step: int, virtual: int) -> torch.Tensor:
     features, labels = batch(step, virtual)
     _, vector = replica.part(features, labels, part_seed(9, step, virtual))
     return vector.mul_(len(labels))
@@ -51,7 +52,7 @@ def mean_of(parts: list[torch.Tensor], step: int) -> torch.Tensor:
     return parts[0] / records
 
 
-def train(replica: Replica, start: int, stop: int, order: tuple[int, ...] = (0, 1, 2, 3)) -> None:
+def train(replica: ModelReplica, start: int, stop: int, order: tuple[int, ...] = (0, 1, 2, 3)) -> None:
     for step in range(start, stop):
         parts = {virtual: contribution(replica, step, virtual) for virtual in order}
         replica.apply(mean_of([parts[v] for v in sorted(order)], step), step, step // 5)

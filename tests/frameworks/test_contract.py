@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from elasticdl.errors import ModelError, Unreachable
-from elasticdl.frameworks.model_file import ModelRequest, load_trainable
+from elasticdl.frameworks.loading import load_trainable
+from elasticdl.frameworks.model_file import ModelRequest
 from tests.frameworks.conftest import FORMS, MODELS, Case
 from tests.frameworks.memory_rows import MemoryRows
 from tests.frameworks.models.initial_values import digest

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
+from elasticdl.frameworks.loading import load_trainable
+from elasticdl.frameworks.model_file import ModelFile, ModelRequest
 from tests.frameworks.memory_rows import MemoryRows
 
 PAGE = Path(__file__).parents[2] / "docs" / "writing-a-model.md"

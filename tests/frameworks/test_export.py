@@ -234,7 +234,8 @@ _KILLED = f"""
 import numpy as np, sys
 from pathlib import Path
 from elasticdl import faults
-from elasticdl.frameworks.model_file import ModelRequest, load_trainable
+from elasticdl.frameworks.loading import load_trainable
+from elasticdl.frameworks.model_file import ModelRequest
 faults.arm("worker")
 trainable = load_trainable(ModelRequest({str(MODELS)!r}, "digits_keras.custom_model"), 7)
 trainable.export(Path(sys.argv[1]), None)

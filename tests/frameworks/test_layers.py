@@ -15,7 +15,7 @@ if keras.backend.backend() != "torch":
 
 from elasticdl.errors import ModelError  # noqa: E402
 from elasticdl.frameworks.rows import answered_by, summed  # noqa: E402
-from elasticdl.frameworks.torch_rows import TorchLookup  # noqa: E402
+from elasticdl.frameworks.torch.rows import TorchLookup  # noqa: E402
 from elasticdl.job.parameters import InitializerSpec  # noqa: E402
 from elasticdl.layers import Embedding as KerasEmbedding  # noqa: E402
 from elasticdl.layers.torch import Embedding as TorchEmbedding  # noqa: E402

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from elasticdl.errors import ModelError, UsageError
-from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable, locate, parse_params
+from elasticdl.frameworks.loading import load_trainable
+from elasticdl.frameworks.model_file import ModelFile, ModelRequest, locate, parse_params
 from elasticdl.frameworks.tracebacks import user_traceback
 
 REPOSITORY = Path(__file__).parents[2]

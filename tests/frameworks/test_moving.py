@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from elasticdl.errors import ModelError
-from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
+from elasticdl.frameworks.loading import load_trainable
+from elasticdl.frameworks.model_file import ModelFile, ModelRequest
 from elasticdl.frameworks.trainable import Trainable
 from elasticdl.job.parameters import InitializerSpec
 from tests.frameworks.conftest import MODELS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from elasticdl.frameworks.torch_rows import TorchLookup
+from elasticdl.frameworks.torch.rows import TorchLookup
 from elasticdl.job.parameters import TableSpec
 
 TABLE = TableSpec(name="t", dim=3)

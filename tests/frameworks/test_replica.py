@@ -1,4 +1,4 @@
-"""What every Replica promises, whatever framework computes it: bits that do not depend on who computes what."""
+"""What every ModelReplica promises, whatever framework computes it: bits that do not depend on who computes what."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ torch = pytest.importorskip("torch", reason="all-reduce exchanges torch tensors"
 from safetensors.torch import save_file  # noqa: E402
 
 from elasticdl.errors import ModelError  # noqa: E402
+from elasticdl.frameworks.loading import load_replica  # noqa: E402
 from elasticdl.frameworks.model_file import ModelRequest  # noqa: E402
-from elasticdl.frameworks.replica import Replica, load_replica  # noqa: E402
+from elasticdl.frameworks.replica.model_replica import ModelReplica  # noqa: E402
 from tests.frameworks.replicas import (  # noqa: E402
     FORMS,
     MODELS,
@@ -41,11 +42,11 @@ def form(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def model_state(replica: Replica) -> dict[str, Any]:
+def model_state(replica: ModelReplica) -> dict[str, Any]:
     return {name: t.clone() for name, t in replica.state().items() if name.startswith("model/")}
 
 
-def counters(replica: Replica) -> dict[str, int]:
+def counters(replica: ModelReplica) -> dict[str, int]:
     found = {name: t for name, t in replica.state().items() if name.startswith("model/") and not t.is_floating_point()}
     return {name.rpartition("/")[2].rpartition(".")[2]: int(t) for name, t in found.items()}
 
@@ -290,7 +291,7 @@ def test_the_exported_model_predicts_what_the_replica_does(form: str, tmp_path: 
     np.testing.assert_allclose(found, replica.predict(features), rtol=1e-6, atol=1e-7)
 
 
-def _flat(replica: Replica) -> Any:
+def _flat(replica: ModelReplica) -> Any:
     """The trainable values, which a state names first."""
     found = [t.reshape(-1).float() for name, t in replica.state().items() if name.startswith("model/")]
     return torch.cat(found)[: replica.gradient_size].clone()

@@ -12,8 +12,9 @@ torch = pytest.importorskip("torch", reason="all-reduce exchanges torch tensors"
 keras = pytest.importorskip("keras")
 
 from elasticdl.errors import ModelError  # noqa: E402
+from elasticdl.frameworks.loading import load_replica  # noqa: E402
 from elasticdl.frameworks.model_file import ModelRequest  # noqa: E402
-from elasticdl.frameworks.replica import Replica, load_replica  # noqa: E402
+from elasticdl.frameworks.replica.model_replica import ModelReplica  # noqa: E402
 from tests.frameworks.replicas import batch, digest, make, train  # noqa: E402
 
 ON_TORCH = keras.backend.backend() == "torch"
@@ -31,11 +32,11 @@ def optimizer():
 """
 
 
-def values(replica: Replica, part: str) -> dict[str, Any]:
+def values(replica: ModelReplica, part: str) -> dict[str, Any]:
     return {name: t.clone() for name, t in replica.state().items() if part in name}
 
 
-def rate(replica: Replica) -> float:
+def rate(replica: ModelReplica) -> float:
     return next(float(t) for name, t in replica.state().items() if name.endswith("learning_rate"))
 
 

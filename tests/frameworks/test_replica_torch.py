@@ -14,9 +14,10 @@ torch = pytest.importorskip("torch", reason="torch models")
 
 from elasticdl.core.steps import part_seed  # noqa: E402
 from elasticdl.errors import ModelError  # noqa: E402
+from elasticdl.frameworks.loading import load_replica  # noqa: E402
 from elasticdl.frameworks.model_file import ModelRequest  # noqa: E402
-from elasticdl.frameworks.replica import Replica, load_replica  # noqa: E402
-from elasticdl.frameworks.replica_torch import TorchReplica  # noqa: E402
+from elasticdl.frameworks.replica.model_replica import ModelReplica  # noqa: E402
+from elasticdl.frameworks.replica.torch.module import TorchReplica  # noqa: E402
 from tests.frameworks.replicas import MODELS, batch, digest, make, train  # noqa: E402
 
 HEAD = """
@@ -40,7 +41,7 @@ def custom_model():
 PAIR = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32), np.array([[1.0], [0.0]], np.float32)
 
 
-def written(zoo: Path, text: str, **request: Any) -> Replica:
+def written(zoo: Path, text: str, **request: Any) -> ModelReplica:
     """The replica of a file of its own: one that was imported is not read again."""
     name = f"net{sum(1 for _ in zoo.glob('net*.py'))}"
     (zoo / f"{name}.py").write_text(HEAD + text)

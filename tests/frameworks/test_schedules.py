@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from elasticdl.errors import ModelError, ScheduleError
-from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
+from elasticdl.frameworks.loading import load_trainable
+from elasticdl.frameworks.model_file import ModelRequest
 from elasticdl.frameworks.schedules import NO_RATE, Schedule
 
 keras = pytest.importorskip("keras")
@@ -50,17 +51,17 @@ def feed(records, mode, metadata):
 SGD = "\ndef optimizer(): return keras.optimizers.SGD(0.5)\n"
 
 
-def read(zoo: Path, text: str) -> tuple[ModelFile, float]:
-    """The model file with its schedule, and the rate of the optimizer's description."""
+def read(zoo: Path, text: str) -> tuple[Schedule | None, float]:
+    """The schedule of the model file, and the rate of the optimizer's description."""
     (zoo / "net.py").write_text(text)
-    code = ModelFile(ModelRequest(str(zoo), "net.custom_model"))
-    return code, load_trainable(code, 1).parameters.optimizer.learning_rate
+    model = load_trainable(ModelRequest(str(zoo), "net.custom_model"), 1)
+    return model.schedule, model.parameters.optimizer.learning_rate
 
 
 def schedule_of(zoo: Path, text: str) -> Schedule:
-    code, _ = read(zoo, text)
-    assert code.schedule is not None
-    return code.schedule
+    schedule, _ = read(zoo, text)
+    assert schedule is not None
+    return schedule
 
 
 def wrong(zoo: Path, text: str) -> ModelError:
@@ -71,8 +72,8 @@ def wrong(zoo: Path, text: str) -> ModelError:
 
 
 def test_a_constant_rate_is_no_schedule(zoo: Path) -> None:
-    code, rate = read(zoo, KERAS + SGD + "\ndef callbacks(): return []\n")
-    assert (code.schedule, rate) == (None, 0.5)
+    schedule, rate = read(zoo, KERAS + SGD + "\ndef callbacks(): return []\n")
+    assert (schedule, rate) == (None, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -87,16 +88,16 @@ def test_a_constant_rate_is_no_schedule(zoo: Path) -> None:
 )
 def test_a_keras_schedule_gives_what_keras_takes_at_that_step(zoo: Path, made: str) -> None:
     text = f"\ndef optimizer(): return keras.optimizers.Adam(keras.optimizers.schedules.{made})\n"
-    code, rate = read(zoo, KERAS + text)
-    assert code.schedule is not None
-    own = code.optimizer()  # another one, which Keras steps by itself
+    schedule, rate = read(zoo, KERAS + text)
+    assert schedule is not None
+    own = schedule.code.optimizer()  # another one, which Keras steps by itself
     variable = keras.Variable(np.zeros(1, np.float32))
     for version in range(25):
         expected = float(own.learning_rate)  # of the step that Keras would take now
-        assert code.schedule.rate(version, epoch=3) == pytest.approx(expected, rel=1e-6)
+        assert schedule.rate(version, epoch=3) == pytest.approx(expected, rel=1e-6)
         own.apply([keras.ops.ones(1)], [variable])
-    assert rate == code.schedule.rate(0, 0)
-    assert code.schedule.name == f"the schedule {made.split('(')[0]}"
+    assert rate == schedule.rate(0, 0)
+    assert schedule.name == f"the schedule {made.split('(')[0]}"
 
 
 OWN = """
@@ -130,10 +131,10 @@ def test_a_version_far_on_gives_its_rate_at_once_as_after_a_restore(zoo: Path) -
 
 def test_our_scheduler_goes_by_the_version_alone(zoo: Path) -> None:
     text = KERAS + SGD + "\ndef callbacks(): return [LearningRateScheduler(lambda v: 0.1 if v < 5 else 0.01)]\n"
-    code, rate = read(zoo, text)
-    assert code.schedule is not None and rate == 0.1
-    assert [code.schedule.rate(v, e) for v, e in ((0, 9), (4, 9), (5, 0), (1000, 0))] == [0.1, 0.1, 0.01, 0.01]
-    assert code.schedule.name == "LearningRateScheduler(<lambda>)"
+    schedule, rate = read(zoo, text)
+    assert schedule is not None and rate == 0.1
+    assert [schedule.rate(v, e) for v, e in ((0, 9), (4, 9), (5, 0), (1000, 0))] == [0.1, 0.1, 0.01, 0.01]
+    assert schedule.name == "LearningRateScheduler(<lambda>)"
 
 
 def test_kerass_scheduler_goes_by_the_epoch_alone(zoo: Path) -> None:

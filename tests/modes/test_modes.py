@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from elasticdl.errors import JobFailed
-from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
+from elasticdl.frameworks.loading import load_trainable
+from elasticdl.frameworks.model_file import ModelFile, ModelRequest
 from elasticdl.wire.frames import Op
 from tests.modes.whole import Outcome, WholeJob, whole_job, write_records
 

@@ -25,7 +25,8 @@ from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest
 from elasticdl.data.recordio import RecordIOWriter
 from elasticdl.errors import ElasticDLError
-from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
+from elasticdl.frameworks.loading import load_trainable
+from elasticdl.frameworks.model_file import ModelFile, ModelRequest
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.actions import Actions

@@ -22,8 +22,8 @@ from elasticdl.collective.control import Alone
 from elasticdl.collective.session import WorldSession
 from elasticdl.core.steps import StepPlan
 from elasticdl.data.reader import open_reader
+from elasticdl.frameworks.loading import load_replica
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest
-from elasticdl.frameworks.replica import load_replica
 from elasticdl.job.spec import JobSpec
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.batches import Source

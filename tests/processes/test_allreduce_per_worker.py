@@ -21,8 +21,8 @@ from elasticdl.api.elastic import POSITION, WITNESS
 from elasticdl.collective.tree import root, value
 from elasticdl.core.steps import StepPlan, part_seed
 from elasticdl.data.reader import open_reader
+from elasticdl.frameworks.loading import load_replica
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest
-from elasticdl.frameworks.replica import load_replica
 from elasticdl.worker.batches import Source, load
 from elasticdl.worker.replicated import ReplicaModel
 from tests.processes import allreduce

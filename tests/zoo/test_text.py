@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="all-reduce exchanges torch tensors")
 
 from elasticdl.data.custom import CustomReader  # noqa: E402
+from elasticdl.frameworks.loading import load_replica  # noqa: E402
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest  # noqa: E402
-from elasticdl.frameworks.replica import load_replica  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[2]
 

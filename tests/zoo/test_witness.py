@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elasticdl.frameworks.model_file import ModelFile, ModelRequest, load_trainable
+from elasticdl.frameworks.loading import load_trainable
+from elasticdl.frameworks.model_file import ModelFile, ModelRequest
 from tests.frameworks.memory_rows import MemoryRows
 
 MODELS = Path(__file__).parents[1] / "models"

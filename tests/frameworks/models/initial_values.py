@@ -8,7 +8,8 @@ import sys
 
 import numpy as np
 
-from elasticdl.frameworks.model_file import ModelRequest, load_trainable
+from elasticdl.frameworks.loading import load_trainable
+from elasticdl.frameworks.model_file import ModelRequest
 
 SAMPLES = {"linear": {"x": np.zeros((2, 3), np.float32), "ids": np.zeros((2, 2), np.int64)}}
 

@@ -1,0 +1,1 @@
+"""Models of all-reduce jobs: every worker holds the whole model and its optimizer."""

@@ -1,0 +1,1 @@
+"""Keras models of all-reduce jobs, on torch, JAX and TensorFlow."""

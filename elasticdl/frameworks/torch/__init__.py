@@ -1,0 +1,1 @@
+"""Plain `torch.nn.Module` models."""
