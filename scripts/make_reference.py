@@ -45,7 +45,11 @@ def _entry(knob: Knob) -> str:
     default = knob.spell(knob.default)
     also = "".join(f", also `--{alias}`" for alias in knob.aliases)
     head = f"- `{knob.flag}`{also}: {value}" + (f", default `{default}`" if default else "") + "."
-    return "\n  ".join([head, *textwrap.wrap(_about(knob), WIDTH - 2, break_long_words=False, break_on_hyphens=False)])
+    return "\n  ".join(_wrapped(head) + _wrapped(_about(knob)))
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH - 2, break_long_words=False, break_on_hyphens=False)
 
 
 def _about(knob: Knob) -> str:

@@ -54,7 +54,7 @@ LEVELS = (
     Level("cluster", 30, (_pytest("tests/cluster"),)),
     Level("frameworks", 80, (_on_both_cores("tests/frameworks"),)),
     Level("collective", 60, (_on_both_cores("tests/collective", "tests/api"),)),
-    Level("docs", 10, (_pytest("tests/docs"),)),
+    Level("docs", 30, (_pytest("tests/docs"),)),
     Level("cli", 110, (_on_both_cores("tests/cli"),)),
     Level("processes", 250, (_pytest("tests/processes"),)),
     Level("seeds", 60, (_pytest("tests/seeds"),)),
