@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from elasticdl.cli.main import Command
     from elasticdl.job.knob import Knob
 
 TITLES = {
@@ -51,12 +53,12 @@ def bold(text: str) -> str:
     return text if plain else f"\033[1m{text}\033[0m"
 
 
-def overview(groups: Mapping[str, Mapping[str, str]], version: str) -> str:
+def overview(commands: Iterable[Command], version: str) -> str:
     """What `elasticdl --help` shows: the commands by group, each with a line about it."""
     lines = [f"{bold('ElasticDL')} {version}: deep learning on machines that come and go", ""]
     lines += [f"{bold('Usage')}: elasticdl COMMAND [FLAGS]", ""]
-    for title, commands in groups.items():
-        lines += [bold(title), *_table(commands.items(), 12), ""]
+    for title, group in itertools.groupby(commands, lambda command: command.group):
+        lines += [bold(title), *_table([(command.name, command.about) for command in group], 12), ""]
     lines += [
         bold("Options"),
         *_table((("--help", "Show this page; elasticdl COMMAND --help shows a command's."),), 12),

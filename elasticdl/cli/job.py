@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from elasticdl.errors import Problem, Unreachable
+
 if TYPE_CHECKING:
     from elasticdl.cli.master_client import MasterClient
     from elasticdl.cluster.kubernetes.troubles import Trouble
     from elasticdl.job.spec import JobSpec
+    from elasticdl.wire import control_pb2 as pb
 
 ALL = "all"  # replicas, of a log
 
@@ -97,3 +101,48 @@ class Job(Protocol):
 
     def log(self, wish: LogWish) -> AsyncGenerator[str, None]:
         """Lines of its logs."""
+
+
+async def last_status(job: Job, deadline_seconds: float) -> pb.Status | None:
+    """From its master, or as it was at the end; None where that was not kept. Raises `Unreachable`, `Refused`."""
+    if not job.running:
+        if not job.result.get("status"):
+            return None
+        from elasticdl.cli.summary import status_of
+
+        return status_of(job.result)
+    if job.state == "pending":
+        raise Unreachable(job.note or "its master is not there yet")
+    async with job.reach() as master:
+        return await master.status(deadline_seconds)
+
+
+def lasted(job: Job) -> float | None:
+    """Seconds from its start to its end, or to now."""
+    if job.started_at is None or job.state == "died":
+        return None
+    return (job.ended_at or time.time()) - job.started_at
+
+
+def as_json(job: Job, status: pb.Status | None) -> dict[str, Any]:
+    """All that is known of a job, for programs."""
+    from elasticdl.cli.summary import status_json
+
+    return {
+        "name": job.name,
+        "where": job.place,
+        "state": job.state,
+        "reason": job.result.get("reason", "") or job.note,
+        "started_at": job.started_at,
+        "duration_seconds": lasted(job),
+        **job.facts(),
+        "troubles": [{"replicas": list(t.replicas), "what": t.what, "remedy": t.remedy} for t in job.troubles],
+        "status": None if status is None else status_json(status),
+    }
+
+
+def not_running(job: Job, remedy: str = "") -> Problem:
+    """What to say where a command needs a job that runs."""
+    return Problem(
+        job.name, "", f"it does not run: it {job.state}", remedy or f"`elasticdl status {job.name}` says more."
+    )

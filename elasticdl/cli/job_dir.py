@@ -1,47 +1,20 @@
-"""The folder of a local job: who runs it, how it ended, and what a new job of the same name does with the old one's."""
+"""The folder of a local job: the claim on its name, and what becomes of an earlier job's files."""
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
-import json
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
-from elasticdl.cluster.watch import open_pidfd
+from elasticdl.cli.local_job import look
 from elasticdl.errors import Problem, UsageError
 from elasticdl.job.names import JobPaths
 
-State = Literal["running", "succeeded", "stopped", "failed", "died"]
 PREVIOUS = "previous"  # where a job's state lies once its name is used again
 _ATTEMPTS, _ATTEMPT_SECONDS = 10, 0.02
-_LOCK_SECONDS = 0.2
-
-
-@dataclass(frozen=True)
-class JobView:
-    """A local job as its folder shows it."""
-
-    paths: JobPaths
-    state: State
-    pid: int | None = None  # of the launcher; it may have ended
-    started_at: float | None = None  # seconds since 1970
-    ended_at: float | None = None
-    result: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.paths.job_name
-
-    @property
-    def running(self) -> bool:
-        return self.state == "running"
 
 
 class Claim:
@@ -123,115 +96,6 @@ def _lock(path: Path) -> int | None:
         # Somebody who only looks holds the lock for a moment; a launcher holds it all the time.
         time.sleep(_ATTEMPT_SECONDS)
     return None
-
-
-def _locked(path: Path) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
-def look(paths: JobPaths) -> JobView:
-    """What the folder of a job says about it."""
-    running = _locked(paths.launcher_pid)
-    pid, started_at = _launcher(paths)
-    result = {} if running else _result(paths)
-    if running:
-        return JobView(paths, "running", pid, started_at)
-    if not result:
-        return JobView(paths, "died", pid, started_at)
-    outcome = result.get("outcome")
-    state: State = outcome if outcome in ("succeeded", "stopped") else "failed"
-    return JobView(paths, state, pid, started_at, paths.result.stat().st_mtime, result)
-
-
-def _launcher(paths: JobPaths) -> tuple[int | None, float | None]:
-    try:
-        pid, started_at = paths.launcher_pid.read_text().split()
-        return int(pid), float(started_at)
-    except (OSError, ValueError):  # not written yet, or by hand
-        return None, None
-
-
-def _result(paths: JobPaths) -> dict[str, Any]:
-    try:
-        found = json.loads(paths.result.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def all_jobs(state_dir: Path) -> list[JobView]:
-    """Every job kept here, the newest first."""
-    try:
-        names = [
-            entry.name for entry in state_dir.iterdir() if (entry / JobPaths(entry, "").launcher_pid.name).exists()
-        ]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise UsageError([Problem("--state_dir", str(state_dir), what, "Name the directory of your jobs.")]) from error
-    found = [look(JobPaths(state_dir, name)) for name in sorted(names)]
-    return sorted(found, key=lambda job: job.started_at or 0.0, reverse=True)
-
-
-def find_job(state_dir: Path, name: str) -> JobView:
-    """The job of this name; raises UsageError that names the nearest one."""
-    jobs = {job.name: job for job in all_jobs(state_dir)}
-    if name in jobs:
-        return jobs[name]
-    from elasticdl.job.invalid import nearest
-
-    meant = nearest(name, jobs)
-    if meant:
-        remedy = f"Did you mean {meant}?"
-    else:
-        remedy = "`elasticdl list` shows them." if jobs else "There are none; --state_dir names another place."
-    raise UsageError([Problem(name, "", f"there is no such job in {state_dir}", remedy)])
-
-
-async def ended(job: JobView, deadline_seconds: float | None = None) -> bool:
-    """Wait until the job's launcher has ended. False when the deadline came first."""
-    over = asyncio.Event()
-    cancel = _on_end(job, over)
-    try:
-        await asyncio.wait_for(over.wait(), deadline_seconds)
-    except TimeoutError:
-        return False
-    finally:
-        cancel()
-    return True
-
-
-def _on_end(job: JobView, over: asyncio.Event) -> Callable[[], object]:
-    """Set the event when the launcher has ended; returns what takes this back."""
-    loop = asyncio.get_running_loop()
-    try:
-        fd = open_pidfd(job.pid or 0)
-    except OSError:  # it has ended already, or there is no pidfd here, and its lock is all there is to look at
-        return loop.create_task(_lock_released(job, over)).cancel
-    loop.add_reader(fd, over.set)
-
-    def cancel() -> None:
-        loop.remove_reader(fd)
-        os.close(fd)
-
-    return cancel
-
-
-async def _lock_released(job: JobView, over: asyncio.Event) -> None:
-    while look(job.paths).running:  # noqa: ASYNC110 (nothing tells of a lock)
-        await asyncio.sleep(_LOCK_SECONDS)
-    over.set()
 
 
 def write_private(path: Path, text: str) -> None:

@@ -8,20 +8,21 @@ import re
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elasticdl.cli.job import ALL
-from elasticdl.cli.job_dir import JobView, ended
 from elasticdl.cli.tail import Changes, LogReader
 from elasticdl.errors import Problem, UsageError
 from elasticdl.job import names
 from elasticdl.job.invalid import nearest
 
+if TYPE_CHECKING:
+    from elasticdl.cli.local_job import LocalJob
+
 # A log line's own time, or that of the header which each process's part of a file starts with.
 _TIME = re.compile(
     r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})\]|==== \S+ starts at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3})"
 )
-
-
 HEADER = "==== "  # starts the line that a log file gets with each process
 
 
@@ -33,11 +34,11 @@ class ReplicaLog:
     mark: str = ""
 
 
-def _short(job: JobView, path: Path) -> str:
+def _short(job: LocalJob, path: Path) -> str:
     return path.stem.removeprefix(f"{names.APP}-{job.name}-")
 
 
-def choose(job: JobView, replica: str) -> list[ReplicaLog]:
+def choose(job: LocalJob, replica: str) -> list[ReplicaLog]:
     """The logs of one replica, by its short or whole name, or of all."""
     there = {_short(job, path): path for path in sorted(job.paths.logs.glob("*.log"))}
     if replica == ALL:
@@ -81,10 +82,10 @@ def _of_process_before(log: ReplicaLog) -> list[str]:
     return parts[-2] if len(parts) > 1 else []
 
 
-async def follow(job: JobView, logs: list[ReplicaLog], tail: int | None, new_ones: bool) -> AsyncGenerator[str, None]:
+async def follow(job: LocalJob, logs: list[ReplicaLog], tail: int | None, new_ones: bool) -> AsyncGenerator[str, None]:
     """What is there and what comes, until the job ends; with `new_ones` of replicas that start later too."""
     job.paths.logs.mkdir(parents=True, exist_ok=True)
-    over = asyncio.create_task(ended(job))
+    over = asyncio.create_task(job.ended())
     try:
         with Changes(job.paths.logs) as changes:
             sizes = {log.path: log.path.stat().st_size if log.path.exists() else 0 for log in logs}

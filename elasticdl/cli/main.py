@@ -1,47 +1,87 @@
-"""The `elasticdl` command: finds the subcommand, runs it, and says what went wrong in plain words.
+"""The `elasticdl` command: a table of commands. Finds the one that is asked for, runs it, and reports problems.
 
-Subcommands are imported only when they run, so that `elasticdl --help` answers at once.
+A command's module is imported only when it runs, so that `elasticdl --help` answers at once.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from elasticdl import __version__
 from elasticdl.cli import help as help_texts
 from elasticdl.errors import ElasticDLError, Problem, UsageError
 
 if TYPE_CHECKING:
-    from elasticdl.job.resolve import Resolved
+    import argparse
 
-GROUPS = {
-    "Run a job": {
-        "train": "Train a model over workers that may come and go.",
-        "evaluate": "Evaluate a trained model (not in this release yet).",
-        "predict": "Run a trained model over data (not in this release yet).",
-        "run": "Run a program of your own elastically (not in this release yet).",
-    },
-    "Look after jobs": {
-        "list": "List the jobs.",
-        "status": "Show a job: progress, replicas, decisions with their reasons.",
-        "logs": "Show the log of a job's replicas; -f follows it.",
-        "stop": "Stop a job gracefully, with a checkpoint.",
-        "scale": "Change the number of workers or servers while a job runs.",
-        "top": "Watch what the replicas of running jobs use.",
-        "chaos": "Disturb a running job on purpose, by a seed, and report what came of it.",
-    },
-    "Prepare": {
-        "data": "Convert and inspect data files.",
-        "zoo": "Make images of your models: zoo init, build, push.",
-    },
-}
-JOB_COMMANDS = ("train", "evaluate", "predict")
-LOOKING_AFTER = ("list", "status", "logs", "stop")
-NOT_BUILT = {
-    "run": "running a program of your own",
+
+@dataclass(frozen=True)
+class Command:
+    """A row of the table.
+
+    Its module brings `add_arguments(parser)` and `run(args)`; where the flags are a job's knobs, `run(command, words)`.
+    Without a module, the command is not part of this release.
+    """
+
+    name: str
+    group: str
+    about: str
+    module: str = ""
+    knobs: bool = False
+
+    def parser(self) -> argparse.ArgumentParser:
+        """The parser of its arguments, where they are not knobs."""
+        import argparse
+
+        parser = argparse.ArgumentParser(prog=f"elasticdl {self.name}", description=self.about)
+        importlib.import_module(self.module).add_arguments(parser)
+        return parser
+
+    def run(self, words: list[str]) -> int:
+        """Run it with these words of the command line; returns the exit code."""
+        if not self.module:
+            what = "not part of this release yet"
+            raise UsageError([Problem(f"elasticdl {self.name}", "", what, "See elasticdl --help for what is.")])
+        module = importlib.import_module(self.module)
+        if self.knobs:
+            return int(module.run(self.name, words))
+        try:
+            return int(module.run(self.parser().parse_args(words)))
+        except SystemExit as stop:  # argparse has already said why
+            return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
+
+
+RUN, LOOK_AFTER, PREPARE = "Run a job", "Look after jobs", "Prepare"
+_HERE = "elasticdl.cli.commands"
+_LATER = "(not in this release yet)"
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command("train", RUN, "Train a model over workers that may come and go.", f"{_HERE}.job", knobs=True),
+        Command("evaluate", RUN, f"Evaluate a trained model {_LATER}.", f"{_HERE}.job", knobs=True),
+        Command("predict", RUN, f"Run a trained model over data {_LATER}.", f"{_HERE}.job", knobs=True),
+        Command("run", RUN, f"Run a program of your own elastically {_LATER}."),
+        Command("list", LOOK_AFTER, "List the jobs.", f"{_HERE}.list"),
+        Command("status", LOOK_AFTER, "Show a job: progress, replicas, and decisions with reasons.", f"{_HERE}.status"),
+        Command("logs", LOOK_AFTER, "Show the log of a job's replicas; -f follows it.", f"{_HERE}.logs"),
+        Command("stop", LOOK_AFTER, "Stop a job gracefully, with a checkpoint.", f"{_HERE}.stop"),
+        Command("scale", LOOK_AFTER, "Change the number of workers or servers while a job runs.", f"{_HERE}.scale"),
+        Command("top", LOOK_AFTER, "Watch what the replicas of running jobs use.", f"{_HERE}.top"),
+        Command(
+            "chaos",
+            LOOK_AFTER,
+            "Inject faults into a running job, by a seed, and report the outcome.",
+            "elasticdl.cli.chaos.command",
+        ),
+        Command("data", PREPARE, "Convert and inspect data files.", f"{_HERE}.data"),
+        Command("zoo", PREPARE, "Make images of your models: zoo init, build, push.", "elasticdl.cli.zoo.command"),
+    )
 }
 
 
@@ -64,95 +104,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(command: str, words: list[str]) -> int:
+    if command == "help" and words:
+        command, words = words[0], ["--help"]
     if command in ("--help", "-h", "help") and not words:
-        print(help_texts.overview(GROUPS, __version__))
+        print(help_texts.overview(COMMANDS.values(), __version__))
         return 0
-    if command == "help":
-        return _dispatch(words[0], ["--help"])
     if command in ("--version", "version"):
         print(f"elasticdl {__version__}")
         return 0
-    if command in JOB_COMMANDS:
-        return _job(command, words)
-    if command in (*LOOKING_AFTER, "scale", "top", "chaos", "data", "zoo"):
-        return _with_argparse(command, words)
-    if command in NOT_BUILT:
-        what = f"{NOT_BUILT[command]} is not part of this release yet"
-        raise UsageError([Problem(f"elasticdl {command}", "", what, "See elasticdl --help for what is.")])
-    raise UsageError([_unknown(command)])
-
-
-def _job(command: str, words: list[str]) -> int:
-    from elasticdl.cli import flags
-
-    wanted = flags.wants_help(words)
-    if wanted:
-        print(help_texts.command_help(command, everything=wanted == "all"))
-        return 0
-    request = flags.read_request(words, command)
-    if request.dry_run is not None:
-        return _dry_run(request.resolved, request.dry_run, request.context)
-    if request.resolved.require().runtime == "kubernetes":
-        from elasticdl.cli import submit
-
-        return submit.run(request.resolved, request.context)
-    from elasticdl.cli import train
-
-    return train.run(request.resolved)
-
-
-def _dry_run(resolved: Resolved, form: Literal["yaml", "json"], context: str | None) -> int:
-    from elasticdl.cli.dry_run import show
-
-    said: list[str] = []
-    possible = not (resolved.problems or resolved.later)
-    if form == "yaml" and possible and resolved.spec.runtime == "kubernetes":
-        import asyncio
-
-        from elasticdl.cli.submit import ask
-
-        said = asyncio.run(ask(resolved.spec, context))
-    print(show(resolved, form, said))
-    return 0
-
-
-def _with_argparse(command: str, words: list[str]) -> int:
-    import argparse
-
-    about = next(commands[command] for commands in GROUPS.values() if command in commands)
-    parser = argparse.ArgumentParser(prog=f"elasticdl {command}", description=about)
-    try:
-        if command == "data":
-            from elasticdl.cli import data
-
-            data.add_arguments(parser)
-            return data.run(parser.parse_args(words))
-        if command == "zoo":
-            from elasticdl.cli.zoo import command as zoo
-
-            zoo.add_arguments(parser)
-            return zoo.run(parser.parse_args(words))
-        if command == "chaos":
-            from elasticdl.cli.chaos import command as chaos
-
-            chaos.add_arguments(parser)
-            return chaos.run(parser.parse_args(words))
-        if command == "scale":
-            from elasticdl.cli import scale
-
-            scale.add_arguments(parser)
-            return scale.run(parser.parse_args(words))
-        if command == "top":
-            from elasticdl.cli import top
-
-            top.add_arguments(parser)
-            return top.run(parser.parse_args(words))
-        from elasticdl.cli import jobs
-
-        jobs.add_arguments(command, parser)
-        return jobs.run(command, parser.parse_args(words))
-    except SystemExit as stop:  # argparse has already said why
-        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
+    if command not in COMMANDS:
+        raise UsageError([_unknown(command)])
+    return COMMANDS[command].run(words)
 
 
 def _unknown(command: str) -> Problem:
@@ -160,7 +122,7 @@ def _unknown(command: str) -> Problem:
 
     if command.startswith("-"):
         return Problem(command, "", "stands where a command belongs", "Write elasticdl COMMAND first, then its flags.")
-    meant = nearest(command, [name for commands in GROUPS.values() for name in commands])
+    meant = nearest(command, COMMANDS)
     remedy = f"Did you mean elasticdl {meant}?" if meant else "See elasticdl --help."
     return Problem(f"elasticdl {command}", "", "unknown command", remedy)
 

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from elasticdl.errors import Refused, Unreachable
 from elasticdl.job.names import JobPaths
@@ -73,23 +75,18 @@ class MasterClient:
 
     async def scale(self, role: str, count: int, deadline_seconds: float) -> str:
         """Ask for so many replicas of a role; why the master will not, empty when it will."""
-        async with tls.channel(self.address, _PATIENT, self.certificate) as channel:
-            stub = ControlStub(channel)  # type: ignore[no-untyped-call]
-            request, token = pb.ScaleRequest(role=role, count=count), auth.metadata(self.token)
-            try:
-                reply = await stub.Scale(request, metadata=token, wait_for_ready=True, timeout=deadline_seconds)
-            except grpc.aio.AioRpcError as error:
-                _raise_if_final(error)
-                raise Unreachable(f"the master at {self.address} did not answer: {error.details()}") from error
+        reply = await self._ask("Scale", pb.ScaleRequest(role=role, count=count), deadline_seconds)
         return str(reply.refused)
 
     async def stop(self, reason: str, deadline_seconds: float) -> None:
         """Have the job stop with a checkpoint; returns when the master has taken note of it."""
+        await self._ask("Stop", pb.StopRequest(reason=reason), deadline_seconds)
+
+    async def _ask(self, method: str, request: Message, deadline_seconds: float) -> Any:
         async with tls.channel(self.address, _PATIENT, self.certificate) as channel:
-            stub = ControlStub(channel)  # type: ignore[no-untyped-call]
-            request, token = pb.StopRequest(reason=reason), auth.metadata(self.token)
+            call, token = getattr(ControlStub(channel), method), auth.metadata(self.token)  # type: ignore[no-untyped-call]
             try:
-                await stub.Stop(request, metadata=token, wait_for_ready=True, timeout=deadline_seconds)
+                return await call(request, metadata=token, wait_for_ready=True, timeout=deadline_seconds)
             except grpc.aio.AioRpcError as error:
                 _raise_if_final(error)
                 raise Unreachable(f"the master at {self.address} did not answer: {error.details()}") from error

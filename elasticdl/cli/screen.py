@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from elasticdl.cli.job_logs import HEADER
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.tail import Changes, LogReader
 from elasticdl.cli.view import View
@@ -20,7 +21,6 @@ from elasticdl.errors import WireError
 
 _FRAME_SECONDS = 0.25
 _PLAIN_COLUMNS = 120  # where no terminal says how wide it is
-HEADER = "==== "  # starts the line that a log file gets with each process
 
 
 class Screen(Protocol):

@@ -15,8 +15,9 @@ from rich.console import Console
 
 from elasticdl.cli import summary
 from elasticdl.cli.interrupts import Interrupts
-from elasticdl.cli.job_dir import PREVIOUS, Claim, JobView, claim, look, write_private
+from elasticdl.cli.job_dir import PREVIOUS, Claim, claim, write_private
 from elasticdl.cli.launcher import Launcher, Order, Result, write_result
+from elasticdl.cli.local_job import LocalJob, look
 from elasticdl.cli.resume import resume_command
 from elasticdl.cli.screen import LiveScreen, PlainScreen, Screen, is_live, make_console
 from elasticdl.cli.view import View
@@ -120,7 +121,7 @@ async def _prepare(spec: JobSpec, console: Console, held: contextlib.ExitStack) 
     return Prepared(spec, paths, claimed, port, checked.datasets, checkpoint, notes)
 
 
-def _reuse(before: JobView) -> list[str]:
+def _reuse(before: LocalJob) -> list[str]:
     if before.state == "died" and not before.paths.job_file.exists():
         return []
     kept = before.paths.root / PREVIOUS

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cli import help as help_texts
-from elasticdl.cli.main import GROUPS, main
-from elasticdl.job.spec import GROUPS as PARTS
-from elasticdl.job.spec import knobs
+from elasticdl.cli.main import COMMANDS, main
+from elasticdl.job.spec import GROUPS, knobs
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,9 +31,8 @@ def test_the_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) ->
     for words in ([], ["--help"], ["-h"], ["help"]):
         assert main(words) == 0
         shown = capsys.readouterr().out
-        for commands in GROUPS.values():
-            for name, text in commands.items():
-                assert f"  {name}" in shown and text.split(" (")[0].split(";")[0] in shown
+        for name, command in COMMANDS.items():
+            assert f"  {name}" in shown and command.about.split(" (")[0].split(";")[0] in shown
 
 
 @pytest.mark.usefixtures("wide")
@@ -70,7 +68,7 @@ def test_help_all_shows_every_flag_of_the_command_in_its_group(
 
 
 def test_no_line_is_wider_than_the_terminal(columns: int, capsys: pytest.CaptureFixture[str]) -> None:
-    texts = [help_texts.overview(GROUPS, "2.0"), help_texts.command_help("train", everything=True)]
+    texts = [help_texts.overview(COMMANDS.values(), "2.0"), help_texts.command_help("train", everything=True)]
     for line in "\n".join(texts).splitlines():
         unbreakable = line.startswith("    --") or line.strip().startswith(("--", "host_path=", "claim_name="))
         assert len(line) <= columns or unbreakable, line
@@ -91,7 +89,7 @@ def test_headings_are_bold_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_every_group_has_a_title_of_its_own() -> None:
-    titles = [part.title for part in PARTS]
+    titles = [part.title for part in GROUPS]
     assert len(set(titles)) == len(titles) and all(titles)
 
 

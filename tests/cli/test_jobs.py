@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli.job_dir import find_job
 from elasticdl.cli.job_logs import choose, lines
+from elasticdl.cli.job_lookup import JobLookup
 from elasticdl.cli.main import main
 from elasticdl.errors import UsageError
 from elasticdl.job.names import JobPaths
@@ -199,7 +199,7 @@ def test_lines_of_several_replicas_come_in_the_order_of_time(state_dir: Path) ->
     (logs / "elasticdl-done-worker-0.log").write_text(
         header.format("worker-0", 3) + "a print without time\n[2026-11-15 09:00:04,000] second\nTraceback"
     )
-    job = find_job(state_dir, "done")
+    job = JobLookup(state_dir).find_here("done")
     found = [line.partition(" | ") for line in lines(choose(job, "all"), None)]
     assert [mark.strip() for mark, _, _ in found] == ["master", "master", *["worker-0"] * 4, "master"]
     assert found[5][2] == "Traceback"
@@ -210,7 +210,7 @@ def test_lines_of_several_replicas_come_in_the_order_of_time(state_dir: Path) ->
 def test_a_state_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="cannot be read"):
-        find_job(tmp_path / "file", "j")
+        JobLookup(tmp_path / "file").find_here("j")
 
 
 def test_the_log_of_the_process_before_this_one(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

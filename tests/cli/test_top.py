@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli.job_dir import JobView
+from elasticdl.cli.commands.top import Look, size, table
 from elasticdl.cli.local_job import LocalJob
 from elasticdl.cli.main import main
 from elasticdl.cli.screen import make_console
-from elasticdl.cli.top import Look, size, table
 from elasticdl.job.names import JobPaths
 from elasticdl.job.spec import JobSpec
 from elasticdl.wire import control_pb2 as pb
@@ -31,7 +30,7 @@ def looked_at(folder: Path) -> Look:
         status.replicas.add(name=f"elasticdl-mnist-{name}", role="worker", state=state, leases=[f"{name} 1/8"])
     for name, cpu, mib in (("master", 0.05, 60), ("worker-0", 0.97, 500)):
         status.usage[f"elasticdl-mnist-{name}"].CopyFrom(pb.Usage(cpu=cpu, memory_bytes=mib << 20))
-    return Look(LocalJob(JobView(paths, "running")), status)
+    return Look(LocalJob(paths, "running"), status)
 
 
 def test_the_table_has_sums_and_limits_and_leaves_out_who_is_gone(
@@ -57,7 +56,7 @@ def test_programs_are_told_the_same(tmp_path: Path) -> None:
 
 
 def test_a_job_that_does_not_answer_is_a_row_that_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_console().print(table([Look(LocalJob(JobView(JobPaths(tmp_path, "new"), "running")), None, "not there yet")]))
+    make_console().print(table([Look(LocalJob(JobPaths(tmp_path, "new"), "running"), None, "not there yet")]))
     assert capsys.readouterr().out.splitlines()[1].split() == ["new", "running", "–", "–", "not", "there", "yet"]
 
 

@@ -16,7 +16,8 @@ import pytest
 
 from elasticdl.cli.flags import read_request
 from elasticdl.cli.interrupts import Interrupts
-from elasticdl.cli.job_dir import claim, look
+from elasticdl.cli.job_dir import claim
+from elasticdl.cli.local_job import look
 from elasticdl.cli.resume import command_line, resume_command
 from elasticdl.cli.tail import Changes, LogReader
 from elasticdl.errors import UsageError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli.data import add_arguments, run
+from elasticdl.cli.commands.data import add_arguments, run
 from elasticdl.data.criteo import COLUMNS
 from elasticdl.data.reader import open_reader
 from elasticdl.errors import UsageError
@@ -104,7 +104,7 @@ def test_wrong_words_end_with_code_2(words: list[str], capsys: pytest.CaptureFix
 
 
 def test_it_runs_as_a_program_and_a_wrong_path_exits_with_2(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "elasticdl.cli.data", "inspect", str(tmp_path / "nowhere")]
+    words = [sys.executable, "-m", "elasticdl", "data", "inspect", str(tmp_path / "nowhere")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("elasticdl data: PATH=")
@@ -113,7 +113,7 @@ def test_it_runs_as_a_program_and_a_wrong_path_exits_with_2(tmp_path: Path) -> N
 
 def test_help_loads_no_numpy_and_no_rich() -> None:
     program = (
-        "import sys, argparse; from elasticdl.cli.data import add_arguments\n"
+        "import sys, argparse; from elasticdl.cli.commands.data import add_arguments\n"
         "add_arguments(argparse.ArgumentParser())\n"
         "print([name for name in ('numpy', 'rich', 'cramjam', 'pyarrow') if name in sys.modules])"
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli.data import add_arguments
+from elasticdl.cli.commands.data import add_arguments
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "data.md").read_text()

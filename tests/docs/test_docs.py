@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cli import data, flags, jobs, scale, top
-from elasticdl.cli.chaos import command as chaos
-from elasticdl.cli.main import GROUPS, LOOKING_AFTER, NOT_BUILT, main
-from elasticdl.cli.zoo import command as zoo
+from elasticdl.cli import flags
+from elasticdl.cli.main import COMMANDS as CLI
+from elasticdl.cli.main import main
 from elasticdl.core.plan import Kind
 from elasticdl.job import names
 from elasticdl.job.loglines import evaluation_metrics
@@ -32,23 +31,6 @@ OTHER_FLAGS = {
 }
 
 
-def _parser(command: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"elasticdl {command}")
-    if command == "data":
-        data.add_arguments(parser)
-    elif command == "zoo":
-        zoo.add_arguments(parser)
-    elif command == "chaos":
-        chaos.add_arguments(parser)
-    elif command == "scale":
-        scale.add_arguments(parser)
-    elif command == "top":
-        top.add_arguments(parser)
-    else:
-        jobs.add_arguments(command, parser)
-    return parser
-
-
 def _options(parser: argparse.ArgumentParser) -> set[str]:
     found = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
     for action in parser._actions:
@@ -62,7 +44,14 @@ def _options(parser: argparse.ArgumentParser) -> set[str]:
 
 def test_the_pages_show_commands() -> None:
     assert {"README.md", "docs/quickstart.md", "docs/data.md"} <= {command.page for command in COMMANDS}
-    assert {words[0] for command in COMMANDS if (words := command.words)} >= {"train", "data", *LOOKING_AFTER}
+    assert {words[0] for command in COMMANDS if (words := command.words)} >= {
+        "train",
+        "data",
+        "list",
+        "status",
+        "logs",
+        "stop",
+    }
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
@@ -79,7 +68,7 @@ def test_a_command_line_of_the_docs_is_understood(
         assert not request.resolved.problems and not request.resolved.later
         assert main(["train", *words, "--dry_run"]) == 0, capsys.readouterr().err
     else:
-        _parser(name).parse_args(words)
+        CLI[name].parser().parse_args(words)
 
 
 def test_the_readme_shows_the_command_of_the_first_tutorial_on_local_processes() -> None:
@@ -91,8 +80,8 @@ def test_the_readme_shows_the_command_of_the_first_tutorial_on_local_processes()
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_flag_that_a_page_names_exists(page: Path) -> None:
     known = {*spellings(), *flags.OPTIONS, "version", *OTHER_FLAGS}
-    commands = (*LOOKING_AFTER, "scale", "top", "chaos", "data", "zoo")
-    known |= {option for command in commands for option in _options(_parser(command))}
+    commands = [command for command in CLI.values() if command.module and not command.knobs]
+    known |= {option for command in commands for option in _options(command.parser())}
     assert pages.flags(page) <= known, pages.flags(page) - known
 
 
@@ -156,8 +145,8 @@ def test_the_readme_shows_lines_that_the_code_writes() -> None:
 def test_what_the_readme_calls_built_is_built_and_the_rest_is_not() -> None:
     status = pages.prose(ROOT / "README.md").partition("## Status")[2]
     built, _, missing = status.partition("**Not yet:**")
-    commands = {name for group in GROUPS.values() for name in group}
-    not_built = {*NOT_BUILT, "evaluate", "predict"}
+    commands = set(CLI)
+    not_built = {"run", "evaluate", "predict"}
     assert {word for word in re.findall(r"`(?:elasticdl )?(\w+)`", built) if word in commands} == commands - not_built
     named = {word for word in re.findall(r"`(\w+)`", missing.partition("##")[0]) if word in commands}
     assert named and named <= not_built

@@ -30,7 +30,7 @@ from elasticdl.cli.chaos.command import line_of
 from elasticdl.cli.chaos.report import Delivery, Report
 from elasticdl.cli.chaos.schedule import Plan, Timing
 from elasticdl.cli.chaos.striking import Striker
-from elasticdl.cli.job_dir import look
+from elasticdl.cli.local_job import look
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.errors import Unreachable
 from tests.processes import chaos_metric

@@ -17,7 +17,7 @@ from typing import Any
 
 from elasticdl.cli.chaos.schedule import Plan, Timing
 from elasticdl.cli.chaos.striking import Striker
-from elasticdl.cli.job_dir import look
+from elasticdl.cli.local_job import look
 from tests.processes.harness import ROOT, RunningJob, end_all, start
 
 UNDISTURBED, EVENTS, RECORDS, JUDGED = 12, 6, 20000, 20000  # and as many records to evaluate on

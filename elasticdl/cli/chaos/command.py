@@ -11,10 +11,12 @@ from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING
 
+from elasticdl.cli.argument_types import count, seconds
 from elasticdl.cli.chaos.schedule import LONGEST_PAUSE, ROLES, Kind, Plan, Timing
-from elasticdl.cli.job_dir import JobView, find_job
+from elasticdl.cli.job import not_running
+from elasticdl.cli.job_lookup import JobLookup, add_state_dir, state_dir_of
+from elasticdl.cli.local_job import LocalJob
 from elasticdl.errors import Problem, UsageError
-from elasticdl.job import names
 
 if TYPE_CHECKING:
     from elasticdl.cli.chaos.report import Delivery
@@ -32,47 +34,30 @@ _SAYS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("job", metavar="JOB", help="a job that runs on this machine, as `elasticdl list` shows it")
-    parser.add_argument("--seed", type=_whole, metavar="N", help="draws the schedule; by default a new one, printed")
+    parser.add_argument("--seed", type=count, metavar="N", help="draws the schedule; by default a new one, printed")
     what = f"how many (default: {EVENTS}), spread over the records left to train unless --every or --seconds is given"
-    parser.add_argument("--events", type=_whole, metavar="N", help=what)
-    parser.add_argument("--seconds", type=_seconds, metavar="S", help="stop disturbing the job after so long")
+    parser.add_argument("--events", type=count, metavar="N", help=what)
+    parser.add_argument("--seconds", type=seconds, metavar="S", help="stop disturbing the job after so long")
     what = f"mean pause between two events, by the clock (default with --seconds: {EVERY_SECONDS:g})"
-    parser.add_argument("--every", type=_seconds, metavar="SECONDS", help=what)
+    parser.add_argument("--every", type=seconds, metavar="SECONDS", help=what)
     what = "leave replicas of this role alone; may be given again"
     parser.add_argument("--spare", choices=ROLES, action="append", default=[], help=what)
     what = "do only this to them; may be given again (default: all of them)"
     parser.add_argument("--kind", choices=[str(k) for k in Kind], action="append", default=[], help=what)
     what = f"for how long a replica is paused at most (default: {LONGEST_PAUSE:g})"
-    parser.add_argument("--longest_pause", type=_seconds, metavar="SECONDS", default=LONGEST_PAUSE, help=what)
+    parser.add_argument("--longest_pause", type=seconds, metavar="SECONDS", default=LONGEST_PAUSE, help=what)
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the report there too, as JSON")
-    what = "where the jobs are kept (default: ELASTICDL_STATE_DIR or ~/.elasticdl/jobs)"
-    parser.add_argument("--state_dir", "--state-dir", metavar="DIR", help=what)
-
-
-def _whole(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
+    add_state_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Disturb the job until it has ended. 0: it succeeded and left nothing behind; 1: not so."""
     if sys.platform != "linux":
         raise UsageError([Problem("elasticdl chaos", "", "needs Linux: /proc and pidfd", "Run the job on Linux.")])
-    state_dir = names.expanded(args.state_dir).absolute() if args.state_dir else names.default_state_dir()
-    job = find_job(state_dir, args.job)
+    job = JobLookup(state_dir_of(args)).find_here(args.job)
     problems = []
     if not job.running:
-        what = f"it does not run: it {job.state}"
-        problems.append(Problem(job.name, "", what, "Start it, and run this beside it."))
+        problems.append(not_running(job, "Start it, and run this beside it."))
     if set(args.spare) == set(ROLES):
         problems.append(
             Problem("--spare", ", ".join(args.spare), "nobody is left to disturb", "Leave one of them out.")
@@ -94,7 +79,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
     return Plan(seed, timing, roles, [Kind(k) for k in args.kind] or list(Kind), args.longest_pause)
 
 
-async def _run(job: JobView, plan: Plan, report_file: Path | None) -> int:
+async def _run(job: LocalJob, plan: Plan, report_file: Path | None) -> int:
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from elasticdl.cli.chaos import connections, processes
 from elasticdl.cli.chaos.report import Delivery, Report
 from elasticdl.cli.chaos.schedule import Fault, Kind, Plan
-from elasticdl.cli.job_dir import JobView, ended, look
+from elasticdl.cli.local_job import LocalJob, look
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.view import short_name
 from elasticdl.cluster.local import LocalCluster
@@ -29,7 +29,7 @@ Show = Callable[[pb.Status, str], None]  # the job's status, and what comes next
 class Striker:
     """One job under one schedule. `tell` hears of each fault, `show` of the job's progress."""
 
-    def __init__(self, job: JobView, plan: Plan, tell: Tell, show: Show) -> None:
+    def __init__(self, job: LocalJob, plan: Plan, tell: Tell, show: Show) -> None:
         self._job, self._plan, self._tell, self._show = job, plan, tell, show
         self.report = Report(job.name, plan.seed)
         self._population = processes.Population(job.paths, job.pid or 0)
@@ -45,7 +45,7 @@ class Striker:
 
     async def run(self) -> Report:
         """Until the job has ended. Nobody stays paused, however this ends."""
-        over = asyncio.create_task(ended(self._job))
+        over = asyncio.create_task(self._job.ended())
         hearing = asyncio.create_task(self._hear())
         striking = asyncio.create_task(self._strike_all())
         try:

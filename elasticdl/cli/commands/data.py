@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from pathlib import Path
 
-from elasticdl.errors import DataError, ElasticDLError, Problem, UsageError
+from elasticdl.cli.argument_types import positive
+from elasticdl.errors import DataError, Problem, UsageError
 
 # Written out here, so that `elasticdl data --help` loads neither numpy nor a compressor.
 _FORMATS = ("recordio", "tfrecord", "csv", "parquet")
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     criteo = commands.add_parser("criteo", help="make synthetic click data of Criteo's shape: DST/train and DST/test")
     criteo.add_argument("target", metavar="DST")
-    criteo.add_argument("--records", type=_positive, default=100_000, help="for training; a tenth more for testing")
+    criteo.add_argument("--records", type=positive, default=100_000, help="for training; a tenth more for testing")
     criteo.add_argument("--seed", type=int, default=0)
     criteo.add_argument("--to", choices=("csv", "recordio"), default="csv")
     criteo.add_argument("--force", action="store_true", help="replace what is there")
@@ -47,7 +48,7 @@ def _add_convert(convert: argparse.ArgumentParser) -> None:
     convert.add_argument("source", metavar="SRC", help="a directory, a file or a glob, of any known format")
     convert.add_argument("target", metavar="DST", help="the directory to make")
     convert.add_argument("--to", choices=_FORMATS, required=True)
-    convert.add_argument("--records_per_file", type=_positive, default=0, help="default: one file per source file")
+    convert.add_argument("--records_per_file", type=positive, default=0, help="default: one file per source file")
     convert.add_argument("--compressor", choices=_COMPRESSORS, default="snappy", help="of RecordIO (default: snappy)")
     convert.add_argument(
         "--example_columns",
@@ -210,13 +211,6 @@ def parse_params(text: str) -> dict[str, str]:
     return found
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
-
-
 def _short(value: object) -> str:
     text = " ".join(repr(value).split())
     return f"{text[:100]}… ({len(value):,} bytes)" if isinstance(value, bytes) and len(text) > 100 else f"{text:.200}"
@@ -233,17 +227,3 @@ def _size(size_bytes: int) -> str:
             break
         size /= 1024
     return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="elasticdl data")
-    add_arguments(parser)
-    try:
-        return run(parser.parse_args())
-    except ElasticDLError as error:
-        print(f"elasticdl data: {error}", file=sys.stderr)
-        return error.exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,6 +8,8 @@ import contextlib
 import sys
 
 from elasticdl.cli import job_lookup
+from elasticdl.cli.job import not_running
+from elasticdl.cli.job_lookup import JobLookup
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.errors import Problem, UsageError
 from elasticdl.wire import control_pb2 as pb
@@ -16,7 +18,7 @@ OVER = ("succeeded", "stopped", "failed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", help="the job's name, as `elasticdl list` shows it")
+    job_lookup.add_job(parser)
     parser.add_argument("--ps", type=int, metavar="N", help="so many parameter servers; only rows that must move do")
     parser.add_argument("--workers", type=int, metavar="N", help="so many workers")
     what = "how long to wait until it is done (default: 120); 0 does not wait"
@@ -30,17 +32,15 @@ def run(args: argparse.Namespace) -> int:
     wrong = [(flag, n) for flag, n in (("--ps", args.ps), ("--workers", args.workers)) if n is not None and n < 1]
     if wrong:
         raise UsageError([Problem(flag, str(n), "a job needs at least one", "Give 1 or more.") for flag, n in wrong])
-    return asyncio.run(_find_and_scale(args))
+    return job_lookup.run(_find_and_scale, args)
 
 
-async def _find_and_scale(args: argparse.Namespace) -> int:
-    async with job_lookup.lookup(args) as lookup:
-        job = await lookup.find(args.job)
-        if not job.running:
-            what = f"it does not run: it {job.state}"
-            raise UsageError([Problem(job.name, "", what, f"`elasticdl status {job.name}` says more.")])
-        async with job.reach() as master:
-            return await _scale(master, job.name, args, job.answer_seconds)
+async def _find_and_scale(args: argparse.Namespace, lookup: JobLookup) -> int:
+    job = await lookup.find(args.job)
+    if not job.running:
+        raise UsageError([not_running(job)])
+    async with job.reach() as master:
+        return await _scale(master, job.name, args, job.answer_seconds)
 
 
 async def _scale(master: MasterClient, name: str, args: argparse.Namespace, answer_seconds: float) -> int:

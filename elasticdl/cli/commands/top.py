@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticdl.cli import job_lookup
-from elasticdl.cli.job import Job
+from elasticdl.cli.job import Job, last_status, not_running
 from elasticdl.cli.job_lookup import JobLookup
-from elasticdl.cli.jobs import last_status
-from elasticdl.errors import Problem, UsageError, WireError
+from elasticdl.errors import UsageError, WireError
 from elasticdl.job import names
 
 if TYPE_CHECKING:
@@ -40,31 +39,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return asyncio.run(_run(args))
+    return job_lookup.run(_top, args)
 
 
-async def _run(args: argparse.Namespace) -> int:
+async def _top(args: argparse.Namespace, lookup: JobLookup) -> int:
     from elasticdl.cli.screen import is_live, make_console
 
-    async with job_lookup.lookup(args) as lookup:
-        jobs = await _chosen(lookup, args.jobs)
-        console = make_console()
-        if is_live(console) and not args.once and not args.json and jobs:
-            from rich.live import Live
+    jobs = await _chosen(lookup, args.jobs)
+    console = make_console()
+    if is_live(console) and not args.once and not args.json and jobs:
+        from rich.live import Live
 
-            with Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
-                await _Watch(lookup, args.jobs).show(lambda shown: live.update(shown, refresh=True))
-            return 0
-        if lookup.trouble:
-            print(lookup.trouble, file=sys.stderr)
-        looks = await asyncio.gather(*map(_look, jobs))
-        if args.json:
-            print(json.dumps([look.as_json() for look in looks], indent=1, allow_nan=False))
-        elif not looks:
-            print(f"No job runs in {lookup.described}.")
-        else:
-            console.print(table(looks))
+        with Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
+            await _Watch(lookup, args.jobs).show(lambda shown: live.update(shown, refresh=True))
         return 0
+    if lookup.trouble:
+        print(lookup.trouble, file=sys.stderr)
+    looks = await asyncio.gather(*map(_look, jobs))
+    if args.json:
+        print(json.dumps([look.as_json() for look in looks], indent=1, allow_nan=False))
+    elif not looks:
+        print(f"No job runs in {lookup.described}.")
+    else:
+        console.print(table(looks))
+    return 0
 
 
 async def _chosen(lookup: JobLookup, wanted: Sequence[str]) -> list[Job]:
@@ -74,8 +72,7 @@ async def _chosen(lookup: JobLookup, wanted: Sequence[str]) -> list[Job]:
     found = [await lookup.find(name) for name in dict.fromkeys(wanted)]
     over = [job for job in found if not job.running]
     if over:
-        see = "`elasticdl status {}` says more."
-        raise UsageError([Problem(j.name, "", f"it does not run: it {j.state}", see.format(j.name)) for j in over])
+        raise UsageError([not_running(job) for job in over])
     return found
 
 
