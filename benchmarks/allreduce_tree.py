@@ -35,7 +35,7 @@ from benchmarks.peers.contenders import free_port
 from benchmarks.report import about, write
 from elasticdl.collective.buckets import BucketSum
 from elasticdl.collective.exchange import tree_total
-from elasticdl.collective.group import Group, Link, Passage
+from elasticdl.collective.group import Group, PeerLink, Transfer
 from elasticdl.collective.sums import Sums
 from elasticdl.collective.tree import runs, subtrees
 
@@ -59,14 +59,14 @@ def member(rank: int, world: int, port: int, floats: int, rounds: int, device: s
     store = TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     group = Group(1, rank, [f"rank {n}" for n in range(world)], store, "127.0.0.1", TIMEOUT_SECONDS)
     sent = 0
-    hand_over = Link.send
+    hand_over = PeerLink.send
 
-    def counting(link: Link, tensor: torch.Tensor, to: int, tag: int) -> Passage:
+    def counting(link: PeerLink, tensor: torch.Tensor, to: int, tag: int) -> Transfer:
         nonlocal sent
         sent += tensor.numel() * tensor.element_size()
         return hand_over(link, tensor, to, tag)
 
-    Link.send = counting  # type: ignore[method-assign]
+    PeerLink.send = counting  # type: ignore[method-assign]
     spent: dict[str, list[float]] = {}
 
     def added_up(vector: torch.Tensor) -> None:

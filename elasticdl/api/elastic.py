@@ -21,11 +21,11 @@ import torch
 from elasticdl import faults
 from elasticdl.api import audit, state_files
 from elasticdl.api.evaluation import Evaluations
-from elasticdl.api.figures import Figures
 from elasticdl.api.overlap import PlainSums
-from elasticdl.api.passes import Passes, covering
+from elasticdl.api.pass_width import PassWidth, covering
 from elasticdl.api.saving import Saver
-from elasticdl.api.terms import Hooks, Model, Part, Terms
+from elasticdl.api.step_metrics import StepMetrics
+from elasticdl.api.terms import Hooks, LoopTerms, Model, StepPart
 from elasticdl.api.tree_sums import TreeSums
 from elasticdl.api.world import Formation, World
 from elasticdl.collective.control import Alone, SharedSession
@@ -49,7 +49,7 @@ class Elastic:
     def __init__(
         self,
         model: Model,
-        terms: Terms,
+        terms: LoopTerms,
         control: SharedSession,
         numbers: Callable[[int, int, int], npt.NDArray[np.int64]],
         hooks: Hooks | None = None,
@@ -70,16 +70,16 @@ class Elastic:
         self._old: World | None = None  # peers may still be reading the last exchange from it
         # Where a pass is compiled for its size, every world would have to compile anew.
         most_records = 0 if terms.deterministic or model.values is None else terms.most_records
-        self._passes = Passes(most_records, measured=model.device.type == "cpu")
+        self._pass_width = PassWidth(most_records, measured=model.device.type == "cpu")
         self._trained = 0  # records, where the number of steps does not say it
-        self._current: Part | None = None
+        self._current: StepPart | None = None
         self._virtuals: list[int] = []  # whose records are in it
         self._sizes: set[int] = set()  # of the parts computed so far
         self._bad_records: set[int] = set()  # that this worker has met
         self._evaluations = Evaluations(control, self._hooks, terms.plan.virtual, terms.evaluation_steps)
         self._saver = Saver(lambda cut, part, error: control.send(lambda s: s.saving.saved(cut, part, error)))
         self._committed_at = time.monotonic()
-        self._figures = Figures(terms.skip_nonfinite, self._tell, self._unfit)
+        self._metrics = StepMetrics(terms.skip_nonfinite, self._tell, self._unfit)
 
     # What it tells.
 
@@ -95,7 +95,7 @@ class Elastic:
     @property
     def skipped_steps(self) -> int:
         """By this worker: their gradients were not finite."""
-        return self._figures.skipped_steps
+        return self._metrics.skipped_steps
 
     @property
     def world_size(self) -> int:
@@ -111,7 +111,7 @@ class Elastic:
         """Whether every step is committed; not so where this worker was told to go before."""
         return self._terms.plan.over(self.committed_steps, self.records_trained)
 
-    def coming(self, count: int) -> list[steps.Part]:
+    def upcoming(self, count: int) -> list[steps.Part]:
         """The parts that this worker computes next if nobody comes or goes, for reading them ahead."""
         if self._world is None:
             return []
@@ -124,7 +124,7 @@ class Elastic:
             step = plan.step(number, trained, self.world_size)
             todo = [v for v in todo if step.part(v).records]
             while todo:
-                virtuals = self._passes.together(step, todo, ahead=number - self.committed_steps)
+                virtuals = self._pass_width.together(step, todo, ahead=number - self.committed_steps)
                 found.append(covering(step, virtuals))
                 todo = todo[len(virtuals) :]
             number, trained, todo = number + 1, trained + step.records, list(range(first, stop))
@@ -132,7 +132,7 @@ class Elastic:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that was committed, by name."""
-        self._figures.settle()
+        self._metrics.settle()
         held = dict(self._model.state())
         if self._terms.plan.share:
             held[POSITION] = torch.tensor([self._trained])
@@ -145,11 +145,11 @@ class Elastic:
 
     # The loop.
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[StepPart]:
         """The parts this worker is to compute, until the job is over or the worker is told to go."""
         try:
             while True:
-                with self.telling():
+                with self.reporting_errors():
                     part = self._advance()
                 if part is None:
                     return
@@ -163,7 +163,7 @@ class Elastic:
             self._end()
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def reporting_errors(self) -> Iterator[None]:
         """While inside, an error in the model or the data ends the job: no other worker would do better. It is said at
         once, since an error that leaves the loop ends `parts`, and with it the stream to the master."""
         try:
@@ -171,7 +171,7 @@ class Elastic:
         except (ModelError, DataError) as error:
             self._unfit(str(error), error)
 
-    def computing(self, part: Part) -> None:
+    def computing(self, part: StepPart) -> None:
         """The part's records are there, and its computation begins: from here on, a worker that stands still for ten
         steps is taken for hung; without it, after --hang_seconds.
 
@@ -179,7 +179,7 @@ class Elastic:
         """
         self._control.doing("compute" if len(part) in self._sizes else "compile")
 
-    def leave_out(self, bad: Mapping[int, str]) -> Part:
+    def leave_out(self, bad: Mapping[int, str]) -> StepPart:
         """Records of the present part that cannot be trained, with what is wrong: before it is computed. What is left.
 
         A record that is left out counts as one that moves nothing: what the others weigh in the step's mean does not
@@ -215,16 +215,16 @@ class Elastic:
             self._model.abandon()
             self._sums.abandon(self._virtuals)
         else:
-            with self.telling():  # a pass that moved what must stand still
+            with self.reporting_errors():  # a pass that moved what must stand still
                 self._sums.add(self._virtuals, loss, part.records if self._terms.audit else None)
-        self._passes.end()
+        self._pass_width.end()
         self._sizes.add(len(part))
         world = self._world
         committed = world is not None and not self._missing(world) and self._exchange(world)
         self._control.doing("program")
         return committed
 
-    def _advance(self) -> Part | None:
+    def _advance(self) -> StepPart | None:
         """Do whatever comes before the next part; None when there is none."""
         while True:
             due = self._evaluations.due(self.committed_steps, self.finished)
@@ -254,18 +254,18 @@ class Elastic:
                     else:
                         self._exchange(self._world)
 
-    def _part(self, world: World, missing: list[int]) -> Part:
+    def _part(self, world: World, missing: list[int]) -> StepPart:
         """The first of those that are missing; with the last of them the exchange may begin."""
         step = self._step(world)
-        self._virtuals = self._passes.together(step, missing)
-        self._passes.begin()
+        self._virtuals = self._pass_width.together(step, missing)
+        self._pass_width.begin()
         part = covering(step, self._virtuals)
         last = len(self._virtuals) == len(missing)
         self._sums.begin(sum(map(step.weight, self._virtuals)), world.group, last)
         self._control.doing("data")
         numbers = self._numbers(part.epoch, part.start, part.stop)
         seed = steps.part_seed(self._terms.seed, step.number, part.virtual)
-        return Part(step.number, part.virtual, part.epoch, part.start, part.stop, numbers, seed)
+        return StepPart(step.number, part.virtual, part.epoch, part.start, part.stop, numbers, seed)
 
     def _step(self, world: World) -> steps.Step:
         """The one that is under way."""
@@ -304,7 +304,7 @@ class Elastic:
         self._drop_old()
         if self._sums.virtual != self._world.virtual:  # what was computed belongs to a step cut in another way
             self._sums.forget(self._world.virtual)
-        self._passes.enter(self._world.run, self._terms.plan.batch, self._world.virtual)
+        self._pass_width.enter(self._world.run, self._terms.plan.batch, self._world.virtual)
         self._evaluations.entered(self._world)
         self._committed_at = time.monotonic()
         size, first, stop = self.world_size, *self._world.run
@@ -382,21 +382,21 @@ class Elastic:
         step = self._step(world)
         self._control.doing("apply")
         size = self._model.size
-        if self._figures.take(step.number, total[: size + 1], total[size]):
+        if self._metrics.take(step.number, total[: size + 1], total[size]):
             self._apply(total[:size], step)
         if self._terms.audit:
             self._witness += total[size + 1 :]
         self._forget_step()
-        self._passes.committed(usual=step.records == self._terms.plan.batch)
+        self._pass_width.committed(usual=step.records == self._terms.plan.batch)
         now = time.monotonic()
         self._trained = self.records_trained + step.records
-        self._control.commit(self._figures.loss, now - self._committed_at, stop, self._trained)
+        self._control.commit(self._metrics.loss, now - self._committed_at, stop, self._trained)
         self._committed_at = now
-        if not self._figures.late:
-            assert self._figures.loss is not None
-            self._tell(step.number + 1, self._figures.loss)
+        if not self._metrics.late:
+            assert self._metrics.loss is not None
+            self._tell(step.number + 1, self._metrics.loss)
         elif self.finished:
-            self._figures.settle()
+            self._metrics.settle()
 
     def _tell(self, steps: int, loss: float) -> None:
         self._control.doing("program")

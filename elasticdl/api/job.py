@@ -23,7 +23,7 @@ from elasticdl import faults
 from elasticdl.api import state_files
 from elasticdl.api.elastic import Elastic
 from elasticdl.api.evaluation import RecordEvaluation
-from elasticdl.api.terms import Hooks, Part, Terms
+from elasticdl.api.terms import Hooks, LoopTerms, StepPart
 from elasticdl.api.torch_model import Stateful, TorchModel
 from elasticdl.collective.buckets import BUCKET_FLOATS
 from elasticdl.collective.control import Alone, SharedSession, WorldControl
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 LOCAL_HOST = "127.0.0.1"
 
 
-def join(**knobs: Any) -> Job:
+def join(**knobs: Any) -> JoinedJob:
     """Become a worker of the job that started this process, or, started by hand, a job of one worker.
 
     Knobs such as `minibatch_size=32` describe the job where there is no master; where there is one, the job has its
@@ -54,14 +54,14 @@ def join(**knobs: Any) -> Job:
     file, replica = os.environ.get(names.ENV_JOB_FILE), os.environ.get(names.ENV_REPLICA)
     if not file or not replica:
         spec = JobSpec.model_validate({"num_workers": 1, **knobs})
-        return Job(spec, "alone", {})
+        return JoinedJob(spec, "alone", {})
     spec = JobSpec.from_json(Path(file).read_bytes())
     configure_logging(spec.log_level, replica)
     faults.arm(replica)
-    return Job(spec, replica, datasets.described(Path(file), spec))
+    return JoinedJob(spec, replica, datasets.described(Path(file), spec))
 
 
-class Job:
+class JoinedJob:
     """This process's part in a job."""
 
     def __init__(self, spec: JobSpec, replica: str, datasets: Mapping[str, str]) -> None:
@@ -123,7 +123,7 @@ class Job:
             evaluated or (lambda step, metrics: None),
         )
         control = self._control(trained.device, restore)
-        terms = replace(terms_of(self.spec, plan), bucket_floats=bucket_floats)
+        terms = replace(loop_terms(self.spec, plan), bucket_floats=bucket_floats)
         elastic = OwnLoop(trained, terms, control, self._numbers(plan.records), hooks)
         return elastic
 
@@ -154,7 +154,7 @@ class OwnLoop(Elastic):
     """The loop of a program that is not ours, and need not know what a lost master means: the program goes as if it had
     been told to, and nobody counts that as a crash of its."""
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[StepPart]:
         try:
             yield from super().parts()
         except Unreachable as error:
@@ -190,8 +190,8 @@ def connect(spec: JobSpec, replica: str, device: torch.device) -> WorldControl:
     return control
 
 
-def terms_of(spec: JobSpec, plan: StepPlan) -> Terms:
-    return Terms(
+def loop_terms(spec: JobSpec, plan: StepPlan) -> LoopTerms:
+    return LoopTerms(
         plan,
         spec.seed,
         spec.deterministic,

@@ -55,7 +55,7 @@ class Evaluation(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     """What one virtual worker computes in one step; without determinism, what some neighbours do."""
 
     step: int
@@ -71,7 +71,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Terms:
+class LoopTerms:
     """What the job is about, fixed at submission."""
 
     plan: StepPlan

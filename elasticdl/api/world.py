@@ -17,20 +17,20 @@ from elasticdl.collective import nccl
 from elasticdl.collective.control import SharedSession
 from elasticdl.collective.exchange import gather_bytes
 from elasticdl.collective.group import Group
-from elasticdl.collective.shared import MOST_MEMBERS, Segment, Shared, reached
+from elasticdl.collective.peer_sockets import PeerListener, listen
+from elasticdl.collective.shared import MOST_MEMBERS, Segment, Shared, mapped
 from elasticdl.collective.store import RelayedStore
 from elasticdl.collective.transfer import receive_state, send_state
 from elasticdl.collective.tree import one_node_each, runs
-from elasticdl.collective.words import Door, door
 from elasticdl.wire import control_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-BUILD_SECONDS = 30.0  # in which all members reach each other, or the world is given up
+BUILD_SECONDS = 30.0  # in which all members must connect to each other
 DEVICES_SECONDS = 120.0  # the same for their GPUs
-DOOR_SECONDS = 5.0  # the same for those on one machine, which are all there at the time
-# Who is slow, and whether an exchange or a copy will ever end, is for the master to judge, by the pulses; without a
-# master nobody goes on for long. Both end it from outside, so that Gloo's own limit only has to be long enough.
+LOCAL_SECONDS = 5.0  # the same for the sockets of members on one machine, which are all running by then
+# The master finds out by the pulses whether an exchange or a copy will ever end, and the worker ends it when the master
+# says so or is away for too long. So Gloo's own limit only has to be long enough.
 UNLIMITED_SECONDS = 86_400.0
 
 Tensors = dict[str, torch.Tensor]
@@ -38,7 +38,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass
 class World:
-    """A group that stands, with the state that its members agreed on."""
+    """A connected group whose members have the same state."""
 
     group: Group
     members: tuple[str, ...]
@@ -48,42 +48,42 @@ class World:
 
     @property
     def run(self) -> tuple[int, int]:
-        """The virtual workers of this member."""
+        """The virtual workers of this member: [first, stop)."""
         return runs(self.virtual, len(self.members))[self.rank]
 
     def share(self, parts: int) -> tuple[int, int]:
-        """Those of some parts that are this member's; none where there are more members than parts."""
+        """Which of so many parts are this member's. With fewer parts than members, some have none."""
         busy = min(parts, len(self.members))
         return runs(parts, busy)[self.rank] if self.rank < busy else (parts, parts)
 
     def gather(self, mine: bytes) -> list[bytes]:
-        """What every member has, by rank."""
+        """Every member's bytes, by rank."""
         return gather_bytes(self.group, mine)
 
 
-def unheard(known: Sequence[set[int]], rank: int, heard: Iterable[int]) -> set[int]:
-    """The evaluations that a member is to say: whoever said them is gone, without the master having heard of them.
+def to_resend(known: Sequence[set[int]], rank: int, reported: Iterable[int]) -> set[int]:
+    """The evaluations that this member sends: the one that should have is gone, and the master did not receive them.
 
-    One says each, the first that knows it. If that one is lost as well, the next world sees to it.
+    The first member that knows an evaluation sends it. If that one is lost as well, the next world repeats this.
     """
-    return known[rank].difference(heard, *known[:rank])
+    return known[rank].difference(reported, *known[:rank])
 
 
 @dataclass
 class Formation:
-    """How a started world becomes one that trains."""
+    """Forms a world that the master has started."""
 
     control: SharedSession
-    host: str  # where other members reach this one
-    parts: Callable[[int], int]  # into how many a step is cut by so many members
+    host: str  # at which other members reach this one
+    parts: Callable[[int], int]  # of a step, by the number of members
     state: Callable[[], Mapping[str, torch.Tensor]]
-    load: Callable[[Mapping[str, torch.Tensor], int], None]  # a state, and how many steps are in it
-    device: torch.device  # where sums are made: on a GPU only those whose order does not matter
-    segment: Segment | None = None  # for sums, where all members can read it
-    ordered: bool = False  # sums along the tree: only one node of it has room there
+    load: Callable[[Mapping[str, torch.Tensor], int], None]  # a state and the number of its steps
+    device: torch.device  # where sums are made: on a GPU only if their order does not matter
+    segment: Segment | None = None  # memory for sums, where all members can read it
+    ordered: bool = False  # sums along the tree: the memory has room for one node
 
     def form(self, start: pb.Start) -> World:
-        """Build the group, take the state over, and say so. CalledOff, GroupBroken and DataError end it."""
+        """Build the group, take over the state and report it. Raises CalledOff, GroupBroken or DataError."""
         control, members = self.control, tuple(start.members)
         rank = members.index(control.call(lambda s: s.replica))
         began = time.monotonic()
@@ -102,28 +102,28 @@ class Formation:
                     copied = self._take_over(start, group, rank)
                     known = self._agree(group)
             except BaseException:
-                group.abort("the world was given up")
+                group.abort("the world was abandoned")
                 group.close()
                 raise
         took = time.monotonic() - built
-        again = unheard(known, rank, start.evaluated)
+        again = to_resend(known, rank, start.evaluated)
         control.send(lambda s: s.form(built - began, took, copied, again))
-        control.doing("program")  # it waits for nobody
+        control.doing("program")
         return World(group, members, rank, self.parts(len(members)), tuple(sorted(set().union(*known))))
 
     def _take_over(self, start: pb.Start, group: Group, rank: int) -> int:
-        """The state of the world: from disk, from a peer, or it is here already; bytes received or sent."""
+        """Get the state of the world from disk or from a peer, unless it is here; the bytes received or sent."""
         members, bytes_moved = list(start.members), 0
 
         def moved() -> None:
             self.control.moved("copy")
 
         if start.directory and rank == 0:
-            self.control.doing("load")  # which the others wait for
+            self.control.doing("load")  # the others wait for this
             state, _ = state_files.read(Path(start.directory), start.state.step)
             self.load(state, start.state.step)
             self.control.doing("copy")
-        # In one order for all, so that nobody waits for someone who waits for him.
+        # All members copy in the same order, so that no two wait for each other.
         for to, member in enumerate(members):
             source = start.copies.get(member, "")
             if not source:
@@ -139,54 +139,54 @@ class Formation:
         return bytes_moved
 
     def _agree(self, group: Group) -> list[set[int]]:
-        """Which versions each member knows the metrics of, by rank, since the master may not.
+        """The evaluated versions that each member knows, by rank: the master may not know them.
 
-        Each says its GPU as well. Where no two share one, NCCL adds up what is on them. And each says where its memory
-        for sums is: they go through that where all members can read it.
+        The members also exchange which GPU each has: where no two share one, NCCL makes the sums. And where their
+        memory for sums is: it is used where all members can read it.
         """
         mine: dict[str, Any] = {
             "evaluated": sorted(self.control.call(lambda s: [e.version for e in s.evaluations])),
             "device": nccl.device_name(self.device),
         }
-        opened = door() if self._fits(group.size) else None
+        listener = listen() if self._fits(group.size) else None
         try:
-            if opened is not None and self.segment is not None:
-                mine["memory"] = {**self.segment.offer(group.generation), "door": opened.offer()}
+            if listener is not None and self.segment is not None:
+                mine["memory"] = {**self.segment.offer(group.generation), "socket": listener.address()}
             found = [json.loads(text) for text in gather_bytes(group, json.dumps(mine).encode())]
-            if nccl.usable([said["device"] for said in found]):
+            if nccl.usable([it["device"] for it in found]):
                 self.control.doing("build")
                 group.connect_devices(self.device, DEVICES_SECONDS)
-            elif opened is not None and all("memory" in said for said in found):
-                self._share(group, [said["memory"] for said in found], opened)
+            elif listener is not None and all("memory" in it for it in found):
+                self._share(group, [it["memory"] for it in found], listener)
         finally:
-            if opened is not None:
-                opened.close()
-        return [set(said["evaluated"]) for said in found]
+            if listener is not None:
+                listener.close()
+        return [set(it["evaluated"]) for it in found]
 
     def _fits(self, members: int) -> bool:
-        """Whether sums of so many can go through memory that they share, if they can read it."""
+        """Whether so many members can share memory for their sums, if they can read it."""
         if self.segment is None or not 1 < members <= MOST_MEMBERS:
             return False
         return not self.ordered or one_node_each(self.parts(members), members)
 
-    def _share(self, group: Group, offers: Sequence[Mapping[str, Any]], opened: Door) -> None:
-        """One for whom the memory of another is out of reach is enough to do without it."""
+    def _share(self, group: Group, offers: Sequence[Mapping[str, Any]], listener: PeerListener) -> None:
+        """Share memory if every member can read that of all others."""
         assert self.segment is not None
         mine = self.segment.place
-        places = [mine if r == group.rank else reached(o, mine.vector.numel()) for r, o in enumerate(offers)]
+        places = [mine if r == group.rank else mapped(o, mine.vector.numel()) for r, o in enumerate(offers)]
         there = [place for place in places if place is not None]
-        rank, doors = group.rank, [offer["door"] for offer in offers]
-        near = len(there) == group.size and len({door["network"] for door in doors}) == 1
+        rank, addresses = group.rank, [offer["socket"] for offer in offers]
+        near = len(there) == group.size and len({address["network"] for address in addresses}) == 1
         if not all(gather_bytes(group, b"near" if near else b"")):
             return
-        words = group.run(lambda link: opened.meet(rank, doors, DOOR_SECONDS), DOOR_SECONDS + 1)
+        sockets = group.run(lambda link: listener.connect(rank, addresses, LOCAL_SECONDS), LOCAL_SECONDS + 1)
         try:
-            ready = words is not None and self.segment.reserve()
+            ready = sockets is not None and self.segment.reserve()
             all_ready = all(gather_bytes(group, b"ready" if ready else b""))
-            if words is None or not all_ready:
+            if sockets is None or not all_ready:
                 return
-            group.share(Shared(there, rank, group.generation, words))
+            group.share(Shared(there, rank, group.generation, sockets))
         finally:
-            if words is not None and group.shared is None:
-                words.close()
-        log.info("All workers are on one machine: sums go through memory that they share")
+            if sockets is not None and group.shared is None:
+                sockets.close()
+        log.info("All workers are on one machine; sums go through shared memory")

@@ -15,9 +15,9 @@ import torch
 
 from elasticdl import faults
 from elasticdl.collective.exchange import Headers
-from elasticdl.collective.group import Group, Link
+from elasticdl.collective.group import Group, PeerLink
+from elasticdl.collective.peer_sockets import FILLED, READ, READY
 from elasticdl.collective.shared import Shared
-from elasticdl.collective.words import FILLED, READ, READY
 
 BUCKET_FLOATS = 1 << 19  # at least: 2 MB, beside which what a message costs by itself is little
 
@@ -62,7 +62,7 @@ class BucketSum:
             self._summed = torch.empty(vector.numel(), dtype=torch.float32)
         self._queue: SimpleQueue[Given] = SimpleQueue()
         carrier = _Carrier(group, self._queue, self._summed, shared)
-        self._errand = group.begin(carrier.carry_out, give_up=lambda: carrier.queue.put(None))
+        self._operation = group.begin(carrier.carry_out, give_up=lambda: carrier.queue.put(None))
 
     @property
     def alone(self) -> bool:
@@ -96,7 +96,7 @@ class BucketSum:
         while self.left:
             self.give()
         self._queue.put(flag)
-        any_flag = self._group.wait(self._errand)
+        any_flag = self._group.wait(self._operation)
         if self.vector.is_cuda and self._summed is not self.vector:
             self.vector.copy_(self._summed, non_blocking=True)
             return self.vector, any_flag
@@ -112,7 +112,7 @@ class _Carrier:
     vector: torch.Tensor
     shared: Shared | None = None
 
-    def carry_out(self, link: Link) -> bool:
+    def carry_out(self, link: PeerLink) -> bool:
         if self.shared is not None:
             return self._read_shared(self.shared)
         if not self.vector.is_cuda:
@@ -125,7 +125,7 @@ class _Carrier:
         link.check()
         return any_flag
 
-    def _carry_out(self, link: Link) -> bool:
+    def _carry_out(self, link: PeerLink) -> bool:
         size = self.vector.numel()
         if size not in self.group.sizes_agreed:
             Headers(self.group, link, size, False).wait()  # unequal sizes would be Gloo's end
@@ -141,14 +141,14 @@ class _Carrier:
             if len(works) == 1:
                 faults.point("worker.in_exchange")
         if given is None:
-            raise RuntimeError("the group was given up")
+            raise RuntimeError("the group was abandoned")
         headers = Headers(self.group, link, size, given)
         for work in works:
             work.wait()
         return headers.wait()
 
     def _read_shared(self, shared: Shared) -> bool:
-        words = shared.words
+        sockets = shared.sockets
         filled: list[slice] = []  # since the last word
         coming: list[list[slice]] = []  # what was not added up yet, of each word
 
@@ -160,22 +160,22 @@ class _Carrier:
             filled.append(given[0])
             if sum(bucket.stop - bucket.start for bucket in filled) < WORD_FLOATS:
                 continue
-            words.tell(FILLED)
+            sockets.send(FILLED)
             coming.append(filled)
             filled = []
             if len(coming) > 1:  # the one before: the others have filled it by now, or are late anyway
-                words.hear(FILLED)
+                sockets.receive(FILLED)
                 add(coming.pop(0))
         if given is None:
-            raise RuntimeError("the group was given up")
-        words.tell(READY, given)
+            raise RuntimeError("the group was abandoned")
+        sockets.send(READY, given)
         for buckets in coming:
-            words.hear(FILLED)
+            sockets.receive(FILLED)
             add(buckets)
-        any_flag = words.hear(READY) or given
+        any_flag = sockets.receive(READY) or given
         faults.point("worker.in_exchange")
         add(filled)
         shared.check()
-        words.tell(READ)
-        words.hear(READ)
+        sockets.send(READ)
+        sockets.receive(READ)
         return any_flag

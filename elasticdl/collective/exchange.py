@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 
 from elasticdl import faults
-from elasticdl.collective.group import Group, Link, Passage
+from elasticdl.collective.group import Group, PeerLink, Transfer
+from elasticdl.collective.peer_sockets import READ, READY
 from elasticdl.collective.shared import Shared
 from elasticdl.collective.tree import Node, halves, one_node_each, root, runs, subtrees, value
-from elasticdl.collective.words import READ, READY
 from elasticdl.errors import GroupBroken
 
 PIECE_FLOATS = 1 << 20  # measured: smaller costs messages, larger leaves nothing to overlap
@@ -113,33 +113,33 @@ class _Exchange:
             return self.size
         return self.size * rank // self.group.size // _LINE_FLOATS * _LINE_FLOATS
 
-    def carry_out(self, link: Link) -> bool:
+    def carry_out(self, link: PeerLink) -> bool:
         total = self.total
         receipts = _Receipts(link, self.group.peers)
         headers = Headers(self.group, link, self.size, self.flag)
         if self.size not in self.group.sizes_agreed:
             headers.wait()  # pieces of unequal sizes would be Gloo's end
-        coming: list[list[tuple[Node, Passage]]] = []
-        back: list[Passage] = []  # totals of the others
-        going: list[Passage] = []
+        coming: list[list[tuple[Node, Transfer]]] = []
+        back: list[Transfer] = []  # totals of the others
+        going: list[Transfer] = []
         for turn in range(min(AHEAD, self.rounds)):
             coming.append(self._start(link, turn, total, back, going))
         for turn in range(self.rounds):
-            received = [(node, passage.wait()) for node, passage in coming[turn]]
+            received = [(node, transfer.wait()) for node, transfer in coming[turn]]
             self._finish(received, turn, total[self.piece(self.group.rank, turn)])
             if turn == 0:
                 faults.point("worker.in_exchange")
             if turn + AHEAD < self.rounds:
                 coming.append(self._start(link, turn + AHEAD, total, back, going))
             going += self._hand_out(link, turn, total)
-        for passage in back:
-            passage.wait()
+        for transfer in back:
+            transfer.wait()
         receipts.settle(going)
         return headers.wait()
 
     def _start(
-        self, link: Link, turn: int, total: torch.Tensor, back: list[Passage], going: list[Passage]
-    ) -> list[tuple[Node, Passage]]:
+        self, link: PeerLink, turn: int, total: torch.Tensor, back: list[Transfer], going: list[Transfer]
+    ) -> list[tuple[Node, Transfer]]:
         """Begin a round: what comes in to be added up here."""
         mine = self.piece(self.group.rank, turn)
         places = self._places(turn, mine.stop - mine.start)
@@ -176,7 +176,7 @@ class _Exchange:
         _finish(held, self.virtual, result)
         _divide(result, mine, self.means, self.virtual)
 
-    def _hand_out(self, link: Link, turn: int, total: torch.Tensor) -> list[Passage]:
+    def _hand_out(self, link: PeerLink, turn: int, total: torch.Tensor) -> list[Transfer]:
         mine = self.piece(self.group.rank, turn)
         if mine.stop == mine.start:
             return []
@@ -195,10 +195,10 @@ class _Reading:
     means: int
     total: torch.Tensor
 
-    def carry_out(self, link: Link) -> bool:
-        size, words = self.total.numel(), self.shared.words
-        words.tell(READY, self.flag)
-        any_flag = words.hear(READY) or self.flag
+    def carry_out(self, link: PeerLink) -> bool:
+        size, sockets = self.total.numel(), self.shared.sockets
+        sockets.send(READY, self.flag)
+        any_flag = sockets.receive(READY) or self.flag
         faults.point("worker.in_exchange")
         for start in range(0, size, _SHARED_FLOATS):
             piece = slice(start, min(start + _SHARED_FLOATS, size))
@@ -206,8 +206,8 @@ class _Reading:
             _finish({node: (place.vector[piece], False) for node, place in brought}, self.virtual, self.total[piece])
             _divide(self.total[piece], piece, self.means, self.virtual)
         self.shared.check()
-        words.tell(READ)
-        words.hear(READ)
+        sockets.send(READ)
+        sockets.receive(READ)
         return any_flag
 
 
@@ -234,22 +234,22 @@ class _Receipts:
     Gloo tells who waits for a message at once that the other side is gone, but not who waits for one to leave.
     """
 
-    def __init__(self, link: Link, peers: list[int]) -> None:
+    def __init__(self, link: PeerLink, peers: list[int]) -> None:
         self._link, self._peers = link, peers
         self._coming = [link.receive(torch.empty(1, dtype=torch.uint8), peer, _RECEIPT) for peer in peers]
 
-    def settle(self, going: list[Passage]) -> None:
+    def settle(self, going: list[Transfer]) -> None:
         """This rank has all it needs; wait until what it has sent has arrived."""
         word = torch.zeros(1, dtype=torch.uint8)
         said = [self._link.send(word, peer, _RECEIPT) for peer in self._peers]
-        for passage in (*self._coming, *going, *said):
-            passage.wait()
+        for transfer in (*self._coming, *going, *said):
+            transfer.wait()
 
 
 class Headers:
     """How many floats everybody brings, and whether anybody's flag is set."""
 
-    def __init__(self, group: Group, link: Link, size: int, flag: bool) -> None:
+    def __init__(self, group: Group, link: PeerLink, size: int, flag: bool) -> None:
         self._group, self._size, self._mine = group, size, flag
         mine = torch.tensor([size, flag], dtype=torch.int64)
         self._going = [link.send(mine, peer, _HEADER) for peer in group.peers]
@@ -258,9 +258,9 @@ class Headers:
 
     def wait(self) -> bool:
         if self._flag is None:
-            brought = [(peer, *passage.wait().tolist()) for peer, passage in self._coming]
-            for passage in self._going:  # so that the others can tell as well what does not match
-                passage.wait()
+            brought = [(peer, *transfer.wait().tolist()) for peer, transfer in self._coming]
+            for transfer in self._going:  # so that the others can tell as well what does not match
+                transfer.wait()
             flags = [self._mine]
             for peer, size, flag in brought:
                 if size != self._size:
@@ -280,15 +280,15 @@ def gather_bytes(group: Group, mine: bytes) -> list[bytes]:
         return [mine]
     peers = group.peers
 
-    def carry_out(link: Link) -> list[bytes]:
+    def carry_out(link: PeerLink) -> list[bytes]:
         receipts = _Receipts(link, peers)
         length = torch.tensor([len(mine)], dtype=torch.int64)
-        passages = [link.send(length, peer, _LENGTH) for peer in peers]
+        transfers = [link.send(length, peer, _LENGTH) for peer in peers]
         lengths = [link.receive(torch.empty(1, dtype=torch.int64), peer, _LENGTH) for peer in peers]
         if mine:
             data = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-            passages += [link.send(data, peer, _BYTES) for peer in peers]
-        coming: dict[int, Passage] = {}
+            transfers += [link.send(data, peer, _BYTES) for peer in peers]
+        coming: dict[int, Transfer] = {}
         found = {group.rank: mine}
         for peer, announced in zip(peers, lengths, strict=True):
             count = int(announced.wait().item())
@@ -297,9 +297,9 @@ def gather_bytes(group: Group, mine: bytes) -> list[bytes]:
             found[peer] = b""
             if count:
                 coming[peer] = link.receive(torch.empty(count, dtype=torch.uint8), peer, _BYTES)
-        for peer, passage in coming.items():
-            found[peer] = passage.wait().numpy().tobytes()
-        receipts.settle(passages)
+        for peer, transfer in coming.items():
+            found[peer] = transfer.wait().numpy().tobytes()
+        receipts.settle(transfers)
         return [found[rank] for rank in range(group.size)]
 
     return group.run(carry_out)

@@ -164,9 +164,9 @@ class WorldSession:
             self.evaluations.remove(evaluation)  # of steps that are lost
 
     def form(
-        self, build_seconds: float, copy_seconds: float, copied_bytes: int, unheard: Collection[int] = ()
+        self, build_seconds: float, copy_seconds: float, copied_bytes: int, resend: Collection[int] = ()
     ) -> list[pb.FromReplica]:
-        """The group is connected, and this worker has the state. It sends the evaluations that are `unheard`."""
+        """The group is connected, and this worker has the state. It sends the evaluations in `resend` again."""
         world = self.world
         assert world.current is not None
         world.formed = True
@@ -178,7 +178,7 @@ class WorldSession:
             copy_seconds=copy_seconds,
             copied_bytes=copied_bytes,
         )
-        again = [pb.FromReplica(evaluated=e) for e in self.evaluations if e.version in unheard]
+        again = [pb.FromReplica(evaluated=e) for e in self.evaluations if e.version in resend]
         return [pb.FromReplica(formed=formed), *again]
 
     def commit(self, loss: float | None, seconds: float, stop: bool, records: int = 0) -> bool:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from elasticdl import faults
-from elasticdl.collective.group import Group, Link, Passage
+from elasticdl.collective.group import Group, PeerLink, Transfer
 from elasticdl.errors import GroupBroken
 from elasticdl.frameworks.replica.state import DTYPES
 
@@ -62,7 +62,7 @@ def send_state(
     preamble = torch.tensor([len(header), size], dtype=torch.int64)
     text = torch.frombuffer(bytearray(header), dtype=torch.uint8)
 
-    def carry_out(link: Link) -> None:
+    def carry_out(link: PeerLink) -> None:
         sent = [link.send(preamble, to, _PREAMBLE), link.send(text, to, _HEADER)]
         receipts = deque(link.receive(_receipt(), to, _RECEIPT) for _ in _chunks(size))
         last = link.receive(_receipt(), to, _RECEIPT)
@@ -80,8 +80,8 @@ def send_state(
             if number == 0:
                 faults.point("worker.copying")
         sent.append(link.send(torch.tensor([checksum], dtype=torch.int64), to, _CHECKSUM))
-        for passage in (*receipts, last, *sent):
-            passage.wait()
+        for transfer in (*receipts, last, *sent):
+            transfer.wait()
             moved()
 
     group.run(carry_out)
@@ -94,7 +94,7 @@ def receive_state(group: Group, source: int, moved: Callable[[], None] = lambda:
     return group.run(lambda link: _received(link, source, group.members[source], moved))
 
 
-def _received(link: Link, source: int, member: str, moved: Callable[[], None]) -> dict[str, torch.Tensor]:
+def _received(link: PeerLink, source: int, member: str, moved: Callable[[], None]) -> dict[str, torch.Tensor]:
     length, size = link.receive(torch.empty(2, dtype=torch.int64), source, _PREAMBLE).wait().tolist()
     if not 0 < length <= _MOST_HEADER_BYTES or size < 0:
         raise GroupBroken(f"{member} announces a state of {size} bytes with a header of {length}", [member])
@@ -102,8 +102,8 @@ def _received(link: Link, source: int, member: str, moved: Callable[[], None]) -
     entries = _entries(text.numpy().tobytes(), size, member)
     data = torch.empty(size, dtype=torch.uint8)
     checksum = _extended(0, text)
-    coming: deque[Passage] = deque()
-    receipts: list[Passage] = []
+    coming: deque[Transfer] = deque()
+    receipts: list[Transfer] = []
     lengths = list(_chunks(size))
     for number in range(len(lengths) + AHEAD):
         if number < len(lengths):
@@ -120,8 +120,8 @@ def _received(link: Link, source: int, member: str, moved: Callable[[], None]) -
         what = f"the state copied from {member} has the checksum {checksum:#x}, not {announced:#x}"
         raise GroupBroken(what, [member])
     receipts.append(link.send(_receipt(), source, _RECEIPT))
-    for passage in receipts:
-        passage.wait()
+    for transfer in receipts:
+        transfer.wait()
     return {e.name: data[e.start : e.start + e.bytes].view(e.dtype).view(e.shape) for e in entries}
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from elasticdl.api.elastic import Elastic
-from elasticdl.api.job import connect, numbering, terms_of
-from elasticdl.api.terms import Hooks, Part
+from elasticdl.api.job import connect, loop_terms, numbering
+from elasticdl.api.terms import Hooks, StepPart
 from elasticdl.collective.control import SharedSession
 from elasticdl.core import steps
 from elasticdl.core.steps import StepPlan
@@ -142,11 +142,11 @@ def work(spec: JobSpec, name: str, code: ModelFile, sources: Mapping[str, Source
     log.info("Ready: %d values that are trained, on %s", replica.gradient_size, replica.device)
     model = ReplicaModel(replica)
     hooks = Hooks(committed, export, evaluation, name_of=training.name_of)
-    elastic = Elastic(model, terms_of(spec, plan), control, numbering(spec, training.dataset), hooks)
+    elastic = Elastic(model, loop_terms(spec, plan), control, numbering(spec, training.dataset), hooks)
     ahead = PartsAhead(training, code.feed, spec.seed)
     try:
         for part in elastic.parts():
-            with elastic.telling():
+            with elastic.reporting_errors():
                 elastic.step(_compute(model, part, ahead, elastic, control))
     finally:
         control.close()
@@ -171,10 +171,10 @@ def _warm_up(replica: ModelReplica, code: ModelFile, training: Source, plan: Ste
 
 
 def _compute(
-    model: ReplicaModel, part: Part, ahead: PartsAhead, elastic: Elastic, control: SharedSession
+    model: ReplicaModel, part: StepPart, ahead: PartsAhead, elastic: Elastic, control: SharedSession
 ) -> float | None:
     control.doing("data")
-    this, *then = elastic.coming(AHEAD + 1)
+    this, *then = elastic.upcoming(AHEAD + 1)
     assert (this.step, this.virtual) == (part.step, part.virtual)
     minibatch = ahead.take(this, then)
     if minibatch.bad:

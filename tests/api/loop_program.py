@@ -27,7 +27,7 @@ features = torch.randn(RECORDS + VALIDATION, 12, generator=torch.Generator().man
 labels = (features[:, :4].sum(1) > features[:, 4:8].sum(1)).long()
 
 
-def run(job: elasticdl.Job, plain: bool = PLAIN, **more: object) -> tuple[elasticdl.Elastic, list[int]]:
+def run(job: elasticdl.JoinedJob, plain: bool = PLAIN, **more: object) -> tuple[elasticdl.Elastic, list[int]]:
     torch.manual_seed(SEED)
     model = torch.nn.Sequential(
         torch.nn.Linear(12, 32),

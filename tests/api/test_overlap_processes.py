@@ -67,7 +67,7 @@ def check(conductor: Conductor, alone: dict[str, torch.Tensor], tmp_path: Path) 
         torch.testing.assert_close(tensor, alone[name], rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
     assert set(conductor.finish().values()) == {0}
     if len(conductor.starts[0].members) > 1:
-        assert "sums go through memory that they share" in last.log.read_text()
+        assert "sums go through shared memory" in last.log.read_text()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

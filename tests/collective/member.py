@@ -167,8 +167,8 @@ class Tasks:
         tensors = [(tag, torch.frombuffer(bytearray(data), dtype=torch.uint8)) for tag, data in messages]
 
         def carry_out(link: Any) -> None:
-            for passage in [link.send(tensor, to, tag) for tag, tensor in tensors]:
-                passage.wait()
+            for transfer in [link.send(tensor, to, tag) for tag, tensor in tensors]:
+                transfer.wait()
 
         self.group.run(carry_out)
 

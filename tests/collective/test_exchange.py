@@ -94,9 +94,9 @@ def test_a_world_of_one_needs_nobody() -> None:
         plain_total(group, torch.ones(2), False)
 
 
-def test_a_sum_is_called_off_from_outside_whatever_the_courier_is_held_up_by() -> None:
+def test_a_sum_is_aborted_from_outside_whatever_blocks_the_communication_thread() -> None:
     group = Group(1, 0, ["a"], RelayedStore(1, lambda key, value: None, 1.0), "127.0.0.1", 0.05)
-    group._send_courier()
+    group._start_thread()
     group.on_devices = True  # so that one member alone has something to wait for: NCCL itself needs a GPU
     freed = threading.Event()
     group.begin(lambda link: freed.wait(10.0))

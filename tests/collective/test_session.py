@@ -423,7 +423,7 @@ def test_evaluations_are_said_again_in_the_next_world_where_who_said_them_was_no
     it.world.confirm()
     it.receive(start(2, state=it.world.state))
     it.enter()
-    formed, again = it.form(0.0, 0.0, 0, unheard={10})
+    formed, again = it.form(0.0, 0.0, 0, resend={10})
     assert formed.formed.generation == 2 and again.evaluated.version == 10
 
 

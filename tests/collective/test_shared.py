@@ -1,4 +1,4 @@
-"""Memory that workers on one machine share for their sums: found by its word alone, and never taken for another's."""
+"""Memory that workers on one machine share for their sums: found by its key alone, and never mistaken for another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from elasticdl.collective.buckets import BucketSum
 from elasticdl.collective.exchange import tree_total
 from elasticdl.collective.group import Group
-from elasticdl.collective.shared import Segment, reached
+from elasticdl.collective.shared import Segment, mapped
 from elasticdl.collective.sums import Sums
 from elasticdl.collective.tree import runs
 from elasticdl.errors import GroupBroken
@@ -86,7 +86,7 @@ def test_a_deterministic_sum_has_the_bits_of_the_plain_tree_through_memory_and_t
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_numbers_of_a_member_that_has_gone_on_to_another_generation_do_not_count(deterministic: bool) -> None:
+def test_numbers_of_a_member_that_moved_on_to_another_generation_do_not_count(deterministic: bool) -> None:
     (one, other), segments = sharing(2, LONG if deterministic else SIZE)
     segments[1].offer(2)
 
@@ -102,23 +102,23 @@ def test_numbers_of_a_member_that_has_gone_on_to_another_generation_do_not_count
     other.close()
 
 
-def test_what_is_not_there_or_is_another_ones_is_not_reached() -> None:
+def test_memory_that_is_gone_or_of_another_process_is_not_mapped() -> None:
     segment = Segment(SIZE)
     offer = segment.offer(7)
-    there = reached(offer, SIZE)
+    there = mapped(offer, SIZE)
     assert segment.reserve()
     assert there is not None and int(there.generation) == 7
     segment.place.vector.fill_(3.0)
     assert there.vector.sum() == 3.0 * SIZE
-    assert reached(offer, SIZE + 1) is None, "of a model of another size"
-    assert reached({**offer, "word": "0" * 16}, SIZE) is None
-    assert reached({**offer, "file": 999}, SIZE) is None
-    assert reached({**offer, "process": 2**22 + 1}, SIZE) is None, "of a process on another machine"
+    assert mapped(offer, SIZE + 1) is None, "of a model of another size"
+    assert mapped({**offer, "key": "0" * 16}, SIZE) is None
+    assert mapped({**offer, "file": 999}, SIZE) is None
+    assert mapped({**offer, "process": 2**22 + 1}, SIZE) is None, "of a process on another machine"
     with pytest.raises(OSError, match="not permitted"):
         os.truncate(f"/proc/{os.getpid()}/fd/{offer['file']}", 0)
 
 
-def test_memory_is_taken_when_it_is_reserved() -> None:
+def test_memory_is_allocated_when_it_is_reserved() -> None:
     segment = Segment(1 << 20)
     file = Path(f"/proc/{os.getpid()}/fd/{segment.offer(1)['file']}")
     assert file.stat().st_blocks * 512 < 1 << 20

@@ -1,11 +1,11 @@
-"""Whose connections a group's are, and that only those are cut."""
+"""Which connections belong to a group, and that only those are shut down."""
 
 from __future__ import annotations
 
 import socket
 import struct
 
-from elasticdl.collective.sockets import listening_address, named_in, sever
+from elasticdl.collective.sockets import listening_address, named_in, shut_down
 
 
 def stored(family: int, address: bytes, port: int, host: bytes = b"node") -> bytes:
@@ -26,7 +26,7 @@ def test_an_address_is_read_from_what_a_member_has_stored() -> None:
     assert listening_address(stored(socket.AF_INET6, six, 4711)) == ("fd00::7", 4711)
 
 
-def test_what_is_not_understood_is_no_address() -> None:
+def test_an_unknown_format_gives_no_address() -> None:
     for value in (b"", b"x", bytes(200), b"\xff" * 200, stored(socket.AF_UNIX, b"", 1)):
         assert listening_address(value) is None
 
@@ -38,15 +38,15 @@ def test_an_error_names_the_rank_whose_port_it_holds_with_its_bytes_swapped() ->
     assert named_in("Timed out waiting 500ms for recv operation to complete", addresses) == []
 
 
-def test_only_connections_of_the_group_are_cut_on_both_ends() -> None:
+def test_only_connections_of_the_group_are_shut_down_at_both_ends() -> None:
     with socket.create_server(("127.0.0.1", 0)) as ours, socket.create_server(("127.0.0.1", 0)) as foreign:
         pairs = [*connected(ours), *connected(foreign)]
-        assert sever([ours.getsockname()]) == 2
+        assert shut_down([ours.getsockname()]) == 2
         assert pairs[0].recv(1) == b"" and pairs[1].recv(1) == b""
         pairs[2].sendall(b"x")
         assert pairs[3].recv(1) == b"x"
         late = connected(ours)
         late[0].sendall(b"y")
-        assert late[1].recv(1) == b"y", "the listening socket itself was cut"
+        assert late[1].recv(1) == b"y", "the listening socket itself was shut down"
         for connection in (*pairs, *late):
             connection.close()

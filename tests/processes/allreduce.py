@@ -16,7 +16,7 @@ import torch
 
 from elasticdl.api import state_files
 from elasticdl.api.elastic import Elastic
-from elasticdl.api.job import numbering, terms_of
+from elasticdl.api.job import loop_terms, numbering
 from elasticdl.api.terms import Hooks
 from elasticdl.collective.control import Alone
 from elasticdl.collective.session import WorldSession
@@ -84,10 +84,10 @@ def train_alone(description: Description, data: Path) -> tuple[dict[str, torch.T
     evaluation = ReplicaEvaluation(replica, code, sources["evaluation"], plan.virtual, spec.minibatch_size)
     hooks = Hooks(evaluation=evaluation, evaluated=lambda step, found: evaluations.update({step: dict(found)}))
     control = Alone(WorldSession("alone", "one", 60.0))
-    elastic = Elastic(model, terms_of(spec, plan), control, numbering(spec, sources["training"].dataset), hooks)
+    elastic = Elastic(model, loop_terms(spec, plan), control, numbering(spec, sources["training"].dataset), hooks)
     ahead = PartsAhead(sources["training"], code.feed, spec.seed)
     for part in elastic.parts():
-        this, *then = elastic.coming(3)
+        this, *then = elastic.upcoming(3)
         batch = ahead.take(this, then)
         if batch.bad:
             elastic.leave_out(batch.bad)

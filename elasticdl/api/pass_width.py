@@ -20,7 +20,7 @@ TURNS = 6  # steps of each width; the first of them does not count: it finds cac
 LIKELY = 0.97  # the widest is taken unless another is this much faster: it also has the least to do besides
 
 
-class Passes:
+class PassWidth:
     """Of one worker. The width is the number of neighbouring parts that are computed together."""
 
     def __init__(self, most_records: int, measured: bool, clock: Callable[[], float] = time.thread_time) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import elasticdl.api as elasticdl
-from elasticdl.api.passes import TURNS, Passes, covering
+from elasticdl.api.pass_width import TURNS, PassWidth, covering
 from elasticdl.core.steps import StepPlan
 
 PLAN = StepPlan(records=103, batch=32, virtual=8, epochs=9)  # four records of a part; the last step has seven in all
@@ -26,7 +26,7 @@ class Clock:
         return self.now
 
 
-def pass_through(passes: Passes, clock: Clock, run: tuple[int, int], number: int, seconds: dict[int, float]) -> int:
+def pass_through(passes: PassWidth, clock: Clock, run: tuple[int, int], number: int, seconds: dict[int, float]) -> int:
     """One step; how many passes it had. `seconds` are those of a pass, by the number of parts in it."""
     step, missing, count = PLAN.step(number, 0, 2), list(range(*run)), 0
     while missing:
@@ -48,7 +48,7 @@ def test_the_fastest_way_is_found_and_kept_until_the_world_changes(
 ) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()
-    passes = Passes(16, measured=True, clock=clock)
+    passes = PassWidth(16, measured=True, clock=clock)
     for world in (1, 2):
         passes.enter((4, 8), 32, 8)
         tried = [pass_through(passes, clock, (4, 8), 0, seconds) for _ in range(3 * TURNS)]
@@ -62,7 +62,7 @@ def test_the_fastest_way_is_found_and_kept_until_the_world_changes(
 
 def test_a_first_step_and_short_ones_say_nothing_about_speed() -> None:
     clock = Clock()
-    passes = Passes(8, measured=True, clock=clock)
+    passes = PassWidth(8, measured=True, clock=clock)
     passes.enter((0, 2), 32, 8)
     short = PLAN.steps_per_epoch - 1
     for turn in range(TURNS):
@@ -74,7 +74,7 @@ def test_a_first_step_and_short_ones_say_nothing_about_speed() -> None:
 
 def test_passes_are_of_neighbours_and_no_larger_than_a_workers_minibatch() -> None:
     step = PLAN.step(0, 0, 2)
-    passes = Passes(12, measured=False)
+    passes = PassWidth(12, measured=False)
     passes.enter((0, 8), 32, 8)
     assert passes.together(step, list(range(8))) == [0, 1, 2]
     assert passes.together(step, [3, 4, 5, 6, 7]) == [3, 4, 5]
@@ -82,14 +82,14 @@ def test_passes_are_of_neighbours_and_no_larger_than_a_workers_minibatch() -> No
     assert passes.together(step, [0, 2]) == [0], "another worker may have had what is between them"
     part = covering(step, [3, 4, 5])
     assert (part.virtual, part.start, part.stop, part.records) == (3, 12, 24, 12)
-    alone = Passes(0, measured=True)
+    alone = PassWidth(0, measured=True)
     alone.enter((0, 8), 32, 8)
     assert [alone.together(step, [v, v + 1]) for v in range(4)] == [[0], [1], [2], [3]]
     short = PLAN.step(PLAN.steps_per_epoch - 1, 0, 2)
     assert [short.part(v).records for v in range(8)] == [0, 0, 0, 0, 0, 0, 0, 7]
     uneven = StepPlan(records=31, batch=16, virtual=4, epochs=1).step(1, 0, 2)
     assert [uneven.part(v).records for v in range(4)] == [0, 5, 5, 5]
-    two = Passes(8, measured=False)
+    two = PassWidth(8, measured=False)
     two.enter((2, 4), 16, 4)
     assert two.together(uneven, [2, 3]) == [2], "ten records are too many"
 
