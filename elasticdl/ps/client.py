@@ -12,8 +12,9 @@ import numpy.typing as npt
 from elasticdl.job.parameters import ParametersSpec
 from elasticdl.ps.connections import RESEND_SECONDS, Connections, Interrupted, Reply, Resend, Stale, TimelineOver
 from elasticdl.ps.placement import gather_index, place, split, unique
+from elasticdl.wire import frames
 from elasticdl.wire.auth import Keys
-from elasticdl.wire.frames import FRAME_BYTES, Op, floats, ids
+from elasticdl.wire.frames import FRAME_BYTES, floats, ids
 
 __all__ = ["Batch", "Client", "Interrupted", "Resend", "Stale", "TimelineOver"]
 
@@ -85,28 +86,28 @@ class Client:
     def declare(self, trainable: Floats, state: Floats) -> None:
         """Tell every server what to hold, and from which values to start if it is the first to hear of it."""
         text = self.spec.model_dump_json().encode()
-        self._ask_all(Op.DECLARE, [[text, trainable[t], state[s]] for t, s in self._slices()])
+        self._ask_all(frames.Declare(), [[text, trainable[t], state[s]] for t, s in self._slices()])
 
     def pull(self, view: int = 0, at_least: int = 0) -> tuple[Floats, Floats, int]:
         """All dense values and state, and the lowest version among the servers; they wait for the one asked for."""
-        trainable, state, _, version = self._pull(view=view, start=at_least)
+        trainable, state, _, version = self._pull(frames.Pull(view, at_least))
         return trainable, state, version
 
     def pull_with_slots(self) -> tuple[Floats, Floats, Floats, int]:
         """The same, and after the state what the optimizer keeps: its slots one after the other, flat."""
-        return self._pull(batch=1)
+        return self._pull(frames.Pull(slots=True))
 
-    def _pull(self, **fields: int) -> tuple[Floats, Floats, Floats, int]:
-        replies = self._ask_all(Op.PULL, [[]] * self.servers, **fields)
+    def _pull(self, pull: frames.Pull) -> tuple[Floats, Floats, Floats, int]:
+        replies = self._ask_all(pull)
         trainable = np.empty(self.trainable_size, np.float32)
         state = np.empty(self.state_size, np.float32)
-        slots = np.empty((self.spec.optimizer.slots if fields.get("batch") else 0, self.trainable_size), np.float32)
+        slots = np.empty((self.spec.optimizer.slots if pull.slots else 0, self.trainable_size), np.float32)
         for (mine, also_mine), reply in zip(self._slices(), replies, strict=True):
             trainable[mine] = floats(reply.body[0], len(mine), "dense values")
             state[also_mine] = floats(reply.body[1], len(also_mine), "state")
             if len(slots):
                 slots[:, mine] = floats(reply.body[2], slots[:, mine].size, "slots").reshape(len(slots), -1)
-        return trainable, state, slots.reshape(-1), min(r.header.view for r in replies)
+        return trainable, state, slots.reshape(-1), min(r.answer.version for r in replies)
 
     def unique(self, wanted: Ids) -> tuple[Ids, Ids]:
         """The distinct ids in the order in which `rows` and `push` take them fastest, and each id's position there."""
@@ -127,7 +128,7 @@ class Client:
             cut.put(start, stop, got.reshape(-1, dim), out)
 
         requests = [(server, [cut.take(start, stop, wanted)]) for server, start, stop in spans]
-        self._connections.ask(Op.ROWS, requests, take, view=view, table=number, start=0 if create else 1)
+        self._connections.ask(frames.Rows(number, view, create), requests, take)
         return out
 
     def push(
@@ -148,13 +149,11 @@ class Client:
             cut = split(found, self.servers)
             for body, start, stop in zip(bodies, cut.bounds, cut.bounds[1:], strict=False):
                 body += [cut.take(start, stop, found), cut.take(start, stop, grads)]
-        replies = self._ask_all(
-            Op.PUSH, bodies, epoch=batch.epoch, index=batch.index, attempt=batch.attempt, batch=batch.number,
-            view=version, rate=rate, start=records,
-        )  # fmt: skip
-        if any(r.header.start for r in replies):  # its round waits to hear that all have it
-            replies = self._ask_all(Op.CONFIRM, [[]] * self.servers, epoch=batch.epoch, index=batch.index)
-        return min(r.header.view for r in replies)
+        push = frames.Push(batch.epoch, batch.index, batch.attempt, batch.number, version, records, rate)
+        replies = self._ask_all(push, bodies)
+        if any(isinstance(r.answer, frames.Pushed) and r.answer.unconfirmed for r in replies):
+            replies = self._ask_all(frames.Confirm(batch.epoch, batch.index))
+        return min(r.answer.version for r in replies)
 
     def export_ids(self, table: str) -> Ids:
         """Every id that has a row, in rising order."""
@@ -178,14 +177,15 @@ class Client:
             rows = floats(reply.body[1], len(found) * dim, f"rows of {table}")
             got.append((found, rows.reshape(-1, dim)))
 
-        self._connections.ask(Op.EXPORT, [(server, [])], take, table=number, start=start)
+        self._connections.ask(frames.Export(number, start), [(server, [])], take)
         return got[0]
 
     def _slices(self) -> list[tuple[Ids, Ids]]:
         return list(zip(self._trainable, self._state, strict=True))
 
-    def _ask_all(self, op: Op, bodies: Sequence[Sequence[Any]], **fields: Any) -> list[Reply]:
+    def _ask_all(self, operation: frames.Operation, bodies: Sequence[Sequence[Any]] | None = None) -> list[Reply]:
         """One request to every server; their answers in the order of the servers."""
         replies: dict[int, Reply] = {}
-        self._connections.ask(op, list(enumerate(bodies)), replies.__setitem__, **fields)
+        requests = list(enumerate(bodies if bodies is not None else [[]] * self.servers))
+        self._connections.ask(operation, requests, replies.__setitem__)
         return [replies[s] for s in range(self.servers)]

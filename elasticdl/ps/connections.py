@@ -16,17 +16,17 @@ import zmq
 
 from elasticdl import faults
 from elasticdl.errors import Refused, WireError
+from elasticdl.wire import frames
 from elasticdl.wire.auth import Keys
-from elasticdl.wire.frames import Answer, Header, Op, cut, joined
 
 log = logging.getLogger(__name__)
 
 RESEND_SECONDS, LAST_RESEND_SECONDS, WARN_SECONDS = 2.0, 16.0, 30.0
 HEARTBEAT_MILLISECONDS = 5000
 FAULTS = {  # before which request of an operation
-    (Op.PUSH, 1): "worker.between_pushes",
-    (Op.CONFIRM, 0): "worker.before_confirm",
-    (Op.CONFIRM, 1): "worker.between_confirms",
+    (frames.Push, 1): "worker.between_pushes",
+    (frames.Confirm, 0): "worker.before_confirm",
+    (frames.Confirm, 1): "worker.between_confirms",
 }
 
 
@@ -59,18 +59,21 @@ class TimelineOver(WireError):
 
 @dataclass
 class Reply:
-    header: Header
+    answer: frames.Done
     body: list[memoryview]
+
+
+Take = Callable[[int, Reply], None]
 
 
 @dataclass
 class _Pending:
-    """What was asked and not answered yet, by the number of the request."""
+    """Requests of one operation that wait for their answers."""
 
-    frames: dict[int, tuple[int, list[Any]]] = field(default_factory=dict)
-
-    def servers(self) -> list[int]:
-        return sorted({server for server, _ in self.frames.values()})
+    operation: str
+    first: int  # number of the first request
+    take: Take
+    unanswered: dict[int, tuple[int, list[Any]]] = field(default_factory=dict)  # number -> server, frames
 
 
 def nearest(address: str) -> str:
@@ -121,39 +124,33 @@ class Connections:
     def called_off_by(self, question: Callable[[], bool]) -> None:
         self._called_off = question
 
-    def ask(
-        self,
-        op: Op,
-        requests: Sequence[tuple[int, Sequence[Any]]],
-        take: Callable[[int, Reply], None],
-        **fields: Any,
-    ) -> None:
+    def ask(self, operation: frames.Operation, requests: Sequence[tuple[int, Sequence[Any]]], take: Take) -> None:
         """Send (server, parts) each, and give `take` the place of a request and its answer, in the order they come."""
-        if not self._greeted and op is not Op.GREET:
+        kind = type(operation)
+        if not self._greeted and kind is not frames.Greet:
             greeting = [self._token.encode()]
-            self.ask(Op.GREET, [(s, greeting) for s in range(len(self._sockets))], lambda place, reply: None)
+            self.ask(frames.Greet(), [(s, greeting) for s in range(len(self._sockets))], lambda place, reply: None)
             self._greeted = True
-        first = self._request + 1
-        pending = _Pending()
+        pending = _Pending(kind.__name__, self._request + 1, take)
         for place, (server, parts) in enumerate(requests):
-            if (op, place) in FAULTS:
-                faults.point(FAULTS[op, place])
-            header = Header(op, first + place, self.timeline, **fields)
-            frames = [header.pack(), *cut(parts)]
-            pending.frames[first + place] = (server, frames)
-            self._send(server, frames)
-        self._request += len(requests)
-        self._collect(op, pending, first, take)
+            if (kind, place) in FAULTS:
+                faults.point(FAULTS[kind, place])
+            self._request += 1
+            header = frames.Header(self._request, self.timeline, operation)
+            sent = [header.pack(), *frames.cut(parts)]
+            pending.unanswered[self._request] = (server, sent)
+            self._send(server, sent)
+        self._collect(pending)
 
-    def _send(self, server: int, frames: list[Any]) -> None:
+    def _send(self, server: int, sent: list[Any]) -> None:
         """What cannot be sent, since the server ended the connection, is sent again with what was not answered."""
         with contextlib.suppress(zmq.Again):
-            self._sockets[server].send_multipart(frames, zmq.NOBLOCK, copy=False)
+            self._sockets[server].send_multipart(sent, zmq.NOBLOCK, copy=False)
 
-    def _collect(self, op: Op, pending: _Pending, first: int, take: Callable[[int, Reply], None]) -> None:
+    def _collect(self, pending: _Pending) -> None:
         began, wait = time.monotonic(), self._resend_seconds
         resend, warn = began + wait, began + WARN_SECONDS
-        while pending.frames:
+        while pending.unanswered:
             ready = dict(self._poller.poll(int(max(0.0, resend - time.monotonic()) * 1000) + 1))
             if self._bell.fileno() in ready:
                 self._bell.recv(4096)
@@ -161,40 +158,43 @@ class Connections:
                 raise Interrupted("called off")
             for server, s in enumerate(self._sockets):
                 if s in ready:
-                    self._receive(server, pending, first, take)
+                    self._receive(server, pending)
             now = time.monotonic()
             if now >= resend:
-                for server, frames in pending.frames.values():
-                    self._send(server, frames)
+                for server, sent in pending.unanswered.values():
+                    self._send(server, sent)
                 # Slower each time: a server that writes a checkpoint is not helped by more copies.
                 wait = min(2 * wait, LAST_RESEND_SECONDS)
                 resend = now + wait
-                if now >= warn and pending.frames:
-                    where = ", ".join(f"ps-{s} ({self.addresses[s]})" for s in pending.servers())
-                    log.warning("No answer to %s for %.0f s from %s", op.name, now - began, where)
+                if now >= warn and pending.unanswered:
+                    silent = sorted({server for server, _ in pending.unanswered.values()})
+                    where = ", ".join(f"ps-{s} ({self.addresses[s]})" for s in silent)
+                    log.warning("No answer to %s for %.0f s from %s", pending.operation, now - began, where)
                     warn = now + WARN_SECONDS
 
-    def _receive(self, server: int, pending: _Pending, first: int, take: Callable[[int, Reply], None]) -> None:
+    def _receive(self, server: int, pending: _Pending) -> None:
         while True:
             try:
-                frames = self._sockets[server].recv_multipart(zmq.NOBLOCK, copy=False)
+                received = self._sockets[server].recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            header = Header.unpack(frames[0].buffer)
-            if header.request not in pending.frames:
+            header = frames.answer(received[0].buffer)
+            if header.request not in pending.unanswered:
                 continue  # an answer to something sent twice
-            body = joined([f.buffer for f in frames[1:]])
-            if header.answer in (Answer.REFUSED, Answer.OVER):
-                reason = bytes(body[0]).decode("utf-8", "replace") if body else "no reason given"
-                if header.answer is Answer.OVER:
-                    raise TimelineOver(server, reason)
-                raise Refused(f"ps-{server} refused {header.op.name}: {reason}")
-            if header.answer is Answer.RESEND:
-                raise Resend(server, header.batch)
-            if header.answer is Answer.STALE:
-                raise Stale(server, header.view)
-            del pending.frames[header.request]
-            take(header.request - first, Reply(header, body))
+            body = frames.joined([f.buffer for f in received[1:]])
+            match header.message:
+                case frames.Done() as answer:
+                    del pending.unanswered[header.request]
+                    pending.take(header.request - pending.first, Reply(answer, body))
+                case frames.Resend(next_batch):
+                    raise Resend(server, next_batch)
+                case frames.Stale(version):
+                    raise Stale(server, version)
+                case answer:
+                    reason = bytes(body[0]).decode("utf-8", "replace") if body else "no reason given"
+                    if isinstance(answer, frames.Over):
+                        raise TimelineOver(server, reason)
+                    raise Refused(f"ps-{server} refused {pending.operation}: {reason}")
 
     def _connect(self, address: str) -> zmq.Socket[bytes]:
         s = self._context.socket(zmq.DEALER)

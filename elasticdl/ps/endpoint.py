@@ -1,17 +1,20 @@
-"""Where a server listens: the socket, how its clients find it, and who was turned away before a word was said."""
+"""Where a server listens: the socket, how clients find it, requests and answers, and connections that were refused."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from elasticdl.wire import frames
 from elasticdl.wire.auth import Keys
-from elasticdl.wire.frames import FRAME_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +25,19 @@ MOST_PATH_BYTES = 100  # the kernel takes 107 for a socket
 _EVENTS = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 # libzmq's ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC and ..._MECHANISM_MISMATCH
 _REASONS = {0x11000001: "a wrong key", 0x11000002: "one side encrypts and the other does not"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asks, and where to send the answer."""
+
+    sender: bytes
+    header: frames.Header[frames.Operation]
+    body: list[memoryview]
+
+    @property
+    def operation(self) -> str:
+        return type(self.header.message).__name__
 
 
 class Endpoint:
@@ -40,7 +56,7 @@ class Endpoint:
         self.socket.setsockopt(zmq.RCVHWM, 0)
         # A client that reconnects is itself again, even where its old connection has not been noticed to be dead.
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES + ENCRYPTION_BYTES)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, frames.FRAME_BYTES + ENCRYPTION_BYTES)
         if keys is not None:
             keys.serve(self.socket)
         self.monitor = self.socket.get_monitor_socket(_EVENTS)
@@ -54,6 +70,25 @@ class Endpoint:
             self.socket.bind(f"ipc://{self._local}")
             self.address += f" ipc://{self._local}"
         self._strangers, self._told = 0, -TELL_SECONDS
+
+    def receive(self, at_most: int) -> Iterator[Request]:
+        """The requests that have come."""
+        for _ in range(at_most):
+            try:
+                sender, *parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                if not parts:
+                    raise frames.BadFrame("a message without frames")
+                header = frames.operation(parts[0].buffer)
+                yield Request(bytes(sender.buffer), header, frames.joined([p.buffer for p in parts[1:]]))
+            except frames.BadFrame as error:
+                log.warning("Refused a message: %s", error)
+
+    def answer(self, request: Request, answer: frames.Answer, *body: Any) -> None:
+        header = frames.Header(request.header.request, request.header.timeline, answer)
+        self.socket.send_multipart([request.sender, header.pack(), *frames.cut(body)], copy=False)
 
     def hear_of_strangers(self) -> None:
         """Read what the monitor has; called when it is readable."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from elasticdl.ps.parameters import Floats, Ids, Parameters
-from elasticdl.wire.frames import BadFrame, Header, floats, ids
+from elasticdl.wire.frames import BadFrame, Push, floats, ids
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Gradients:
     rows: dict[int, tuple[Ids, Floats]]
 
     @classmethod
-    def read(cls, parameters: Parameters, header: Header, body: Sequence[memoryview]) -> Gradients:
+    def read(cls, parameters: Parameters, push: Push, body: Sequence[memoryview]) -> Gradients:
         tables = parameters.spec.tables
         if len(body) != 2 + 2 * len(tables):
             raise BadFrame(f"{len(body)} frames in a push, expected {2 + 2 * len(tables)}")
@@ -34,7 +34,7 @@ class Gradients:
             grads = floats(body[3 + 2 * number], len(found) * table.dim, f"gradients of {table.name}")
             if len(found):
                 rows[number] = (found, grads.reshape(len(found), table.dim))
-        return cls(header.start, header.rate, dense, state, rows)
+        return cls(push.records, push.rate, dense, state, rows)
 
     def apply(self, parameters: Parameters, step: int, factor: float = 1.0) -> None:
         """Move the parameters; `factor` lowers the learning rate."""

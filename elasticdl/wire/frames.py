@@ -1,91 +1,188 @@
-"""Frames of the data plane: a fixed header and raw little-endian buffers, checked before they are believed.
+"""Frames of the data plane: a header, then raw little-endian buffers, checked before they are believed.
 
-    request   header | parts of the operation
-    answer    header | parts, or one of UTF-8 text when refused or over
+    request   header of an operation | its parts
+    answer    header of an answer | its parts; of Refused and Over: the reason, as UTF-8 text
 
-A part longer than a frame goes in several: full ones, then one that is not, so that both sides of a connection and its
-encryption work at once. No frame is ever unpickled, and no size from the wire is allocated before it was compared with
-what is expected.
+A header holds MAGIC, the message's code, the request's number and the timeline, then the message's own fields.
+A part longer than a frame is sent as several: full ones, then one that is not full, so that both sides of a connection
+and its encryption work at once. No frame is ever unpickled. No size from the wire is allocated before it was compared
+with what is expected.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-MAGIC = b"EDL1"
+MAGIC = b"EDL2"
 FRAME_BYTES = 1 << 20  # no frame is longer
-_HEADER = struct.Struct("<4sBBHQQQIIIIQd")
-
-
-class Op(IntEnum):
-    DECLARE = 1  # JSON of ParametersSpec, initial trainable slice, initial state slice
-    PULL = 2  # -> trainable slice, state slice, and where `batch` is 1 the optimizer's slots
-    ROWS = 3  # table, ids -> rows
-    PUSH = 4  # gradients, state difference, then ids and gradients of each table
-    EXPORT = 5  # table, from the row `start` on -> ids, rows
-    CONFIRM = 7  # synchronous training: every server has this batch
-    GREET = 6  # the token of the job; nothing else is answered before
-
-
-class Answer(IntEnum):
-    REQUEST = 0
-    OK = 1
-    REPEAT = 2
-    RESEND = 3
-    REFUSED = 4
-    OVER = 5  # this timeline is over, or this server is not on it yet; with a text, as when refused
-    STALE = 6  # in synchronous training: computed on too old a version
+_START = struct.Struct("<4sBQQ")
 
 
 class BadFrame(ValueError):
     """Bytes that are not what they should be."""
 
 
+class Message:
+    """An operation or an answer. Its fields are on the wire in their order, in the formats that the class names."""
+
+    code: ClassVar[int]
+    layout: ClassVar[struct.Struct]
+
+    def __init_subclass__(cls, code: int = 0, fields: str = "") -> None:
+        cls.code, cls.layout = code, struct.Struct(_START.format + fields)
+
+
+class Operation(Message):
+    """What a worker asks of a server."""
+
+
+class Answer(Message):
+    """What a server answers."""
+
+
 @dataclass(frozen=True)
-class Header:
-    op: Op
-    request: int
-    timeline: int = 0
-    answer: Answer = Answer.REQUEST
-    table: int = 0
-    epoch: int = 0
-    index: int = 0
-    attempt: int = 0
-    batch: int = 0  # in an answer: the batch expected next; of PULL: 1: the optimizer's slots, too
-    view: int = 0  # a pinned view to read from; in a push: the version it was computed on; in an answer: the server's
-    # In an answer to a push: 1: it is to be confirmed once all servers have it.
-    start: int = 0  # of a push: its records; of PULL: the version to wait for; of EXPORT: a row; of ROWS: 1: no births
-    rate: float = 0.0  # of a push: the learning rate; 0: the optimizer's own
+class Greet(Operation, code=1):
+    """Parts: the job's token. Nothing else is answered before. Answer: Done."""
+
+
+@dataclass(frozen=True)
+class Declare(Operation, code=2):
+    """Parts: JSON of ParametersSpec, initial trainable slice, initial state slice. Answer: Done."""
+
+
+@dataclass(frozen=True)
+class Pull(Operation, code=3, fields="QQ?"):
+    """Answer: Done with the trainable slice, the state slice and, if asked for, the optimizer's slots."""
+
+    view: int = 0  # the pinned view to read; 0: the live values
+    at_least: int = 0  # of live values: the server answers once it has this version
+    slots: bool = False  # of live values
+
+
+@dataclass(frozen=True)
+class Rows(Operation, code=4, fields="HQ?"):
+    """Parts: ids. Answer: Done with their rows."""
+
+    table: int
+    view: int = 0  # the pinned view to read; 0: the live rows
+    create: bool = True  # of live rows: those that do not exist
+
+
+@dataclass(frozen=True)
+class Push(Operation, code=5, fields="IIIIQQd"):
+    """Parts: dense gradients, difference of the state, then ids and gradients of each table.
+
+    Answer: Pushed, Resend or Stale.
+    """
+
+    epoch: int
+    index: int  # of the shard in its epoch
+    attempt: int  # of the shard's lease
+    batch: int  # of the shard
+    computed_on: int = 0  # the version
+    records: int = 1  # the gradients are the mean over so many; of none, the batch counts and moves nothing
+    rate: float = 0.0  # the learning rate; 0: the optimizer's own
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.rate < float("inf"):
+            raise BadFrame(f"a learning rate of {self.rate}")
+
+
+@dataclass(frozen=True)
+class Confirm(Operation, code=6, fields="II"):
+    """In synchronous training: every server has this batch. Answer: Done."""
+
+    epoch: int
+    index: int
+
+
+@dataclass(frozen=True)
+class Export(Operation, code=7, fields="HQ"):
+    """Answer: Done with ids and their rows, none after the last ones."""
+
+    table: int
+    start: int  # the first row
+
+
+@dataclass(frozen=True)
+class Done(Answer, code=129, fields="Q"):
+    version: int  # of the server
+
+
+@dataclass(frozen=True)
+class Pushed(Done, code=130, fields="Q?"):
+    """The server has the batch, from this push or from an earlier one."""
+
+    unconfirmed: bool = False  # its round waits for Confirm
+
+
+@dataclass(frozen=True)
+class Resend(Answer, code=131, fields="I"):
+    """An earlier batch of the lease has to come first."""
+
+    next_batch: int
+
+
+@dataclass(frozen=True)
+class Stale(Answer, code=132, fields="Q"):
+    """In synchronous training: the batch was computed on too old a version."""
+
+    version: int  # of the server
+
+
+@dataclass(frozen=True)
+class Refused(Answer, code=133):
+    """Asking again does not help."""
+
+
+@dataclass(frozen=True)
+class Over(Answer, code=134):
+    """The timeline is over or has not begun here, or this server was not greeted."""
+
+
+OPERATIONS = {m.code: m for m in (Greet, Declare, Pull, Rows, Push, Confirm, Export)}
+ANSWERS = {m.code: m for m in (Done, Pushed, Resend, Stale, Refused, Over)}
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True)
+class Header(Generic[M]):
+    request: int  # its number, which the answer repeats
+    timeline: int
+    message: M
 
     def pack(self) -> bytes:
-        return _HEADER.pack(
-            MAGIC, self.op, self.answer, self.table, self.request, self.timeline, self.view, self.epoch, self.index,
-            self.attempt, self.batch, self.start, self.rate,
-        )  # fmt: skip
+        m = self.message
+        return m.layout.pack(MAGIC, m.code, self.request, self.timeline, *vars(m).values())
 
-    @classmethod
-    def unpack(cls, frame: bytes | memoryview) -> Header:
-        if len(frame) != _HEADER.size:
-            raise BadFrame(f"a header of {len(frame)} bytes; it has {_HEADER.size}")
-        magic, op, answer, *numbers = _HEADER.unpack(frame)
-        if magic != MAGIC:
-            raise BadFrame(f"a header that starts with {magic!r}; it starts with {MAGIC!r}")
-        try:
-            table, request, timeline, view, epoch, index, attempt, batch, start, rate = numbers
-            if not 0.0 <= rate < float("inf"):
-                raise ValueError(f"a learning rate of {rate}")
-            return cls(
-                Op(op), request, timeline, Answer(answer), table, epoch, index, attempt, batch, view, start, rate
-            )
-        except ValueError as error:
-            raise BadFrame(str(error)) from None
+
+def operation(frame: bytes | memoryview) -> Header[Operation]:
+    """The header of a request."""
+    return _header(frame, OPERATIONS)
+
+
+def answer(frame: bytes | memoryview) -> Header[Answer]:
+    """The header of an answer."""
+    return _header(frame, ANSWERS)
+
+
+def _header(frame: bytes | memoryview, known: Mapping[int, type[M]]) -> Header[M]:
+    if len(frame) < _START.size:
+        raise BadFrame(f"a header of {len(frame)} bytes; it has at least {_START.size}")
+    if frame[: len(MAGIC)] != MAGIC:
+        raise BadFrame(f"a header that starts with {bytes(frame[: len(MAGIC)])!r}; it starts with {MAGIC!r}")
+    if (kind := known.get(frame[len(MAGIC)])) is None:
+        raise BadFrame(f"a header with the unknown code {frame[len(MAGIC)]}")
+    if len(frame) != kind.layout.size:
+        raise BadFrame(f"a header of {len(frame)} bytes; {kind.__name__} has {kind.layout.size}")
+    _, _, request, timeline, *fields = kind.layout.unpack(frame)
+    return Header(request, timeline, kind(*fields))
 
 
 def cut(parts: Iterable[Any]) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from elasticdl.wire import auth, tls
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.auth import Keys
 from elasticdl.wire.control_pb2_grpc import ControlStub
-from elasticdl.wire.frames import Header, Op
+from elasticdl.wire.frames import Greet, Header
 
 SECONDS = 3.0
 
@@ -54,7 +54,7 @@ def greeted(address: str, keys: Keys | None) -> str:
     if keys is not None:
         keys.connect(socket)
     socket.connect(address)
-    socket.send_multipart([Header(Op.GREET, 1, 1).pack(), b"guessed"])
+    socket.send_multipart([Header(1, 1, Greet()).pack(), b"guessed"])
     answer = "answers" if socket.poll(int(SECONDS * 1000)) else "silence"
     socket.close(0)
     context.term()

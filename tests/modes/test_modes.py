@@ -12,7 +12,7 @@ import pytest
 from elasticdl.errors import JobFailed
 from elasticdl.frameworks.loading import load_trainable
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest
-from elasticdl.wire.frames import Op
+from elasticdl.wire.frames import Pull, Rows
 from tests.modes.whole import Outcome, WholeJob, whole_job, write_records
 
 HERE = Path(__file__).parent
@@ -156,9 +156,9 @@ def test_a_copy_that_the_worker_moves_itself_is_the_model(tmp_path: Path, data: 
     seldom = whole_job(tmp_path, TORCH, data, get_model_steps=5, **knobs)
     seldom.same(every)
     steps, servers, afterwards = 26, 2, 2
-    assert every.requests[Op.PULL] == steps * servers + afterwards
-    assert seldom.requests[Op.PULL] == -(-steps // 5) * servers + afterwards
-    assert seldom.requests[Op.ROWS] == every.requests[Op.ROWS], "rows are pulled for every step"
+    assert every.requests[Pull] == steps * servers + afterwards
+    assert seldom.requests[Pull] == -(-steps // 5) * servers + afterwards
+    assert seldom.requests[Rows] == every.requests[Rows], "rows are pulled for every step"
 
 
 def test_workers_that_pull_seldom_still_learn(tmp_path: Path, data: Path) -> None:

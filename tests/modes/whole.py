@@ -35,12 +35,13 @@ from elasticdl.master.master import Master
 from elasticdl.master.resume import restored
 from elasticdl.master.terms import terms_of
 from elasticdl.ps.client import Client
+from elasticdl.ps.endpoint import Request
 from elasticdl.ps.service import Service
 from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
-from elasticdl.wire.frames import Header, Op
+from elasticdl.wire.frames import Operation
 from elasticdl.wire.link import SERVER_OPTIONS, Link
 from elasticdl.worker import audit
 from elasticdl.worker.batches import Source
@@ -71,7 +72,7 @@ class Outcome:
     dense: np.ndarray[Any, Any]
     state: np.ndarray[Any, Any]
     tables: dict[str, dict[int, list[float]]]
-    requests: Counter[Op] = field(default_factory=Counter)
+    requests: Counter[type[Operation]] = field(default_factory=Counter)
 
     def same(self, other: Outcome, rtol: float = 0.0, atol: float = 0.0) -> None:
         """Every value is the other's: bit for bit, or nearly."""
@@ -87,11 +88,11 @@ class Outcome:
 class CountingService(Service):
     """Counts the requests, and may be told to say so."""
 
-    requests: Counter[Op]
+    requests: Counter[type[Operation]]
 
-    def _request(self, sender: bytes, header: Header, body: Any) -> None:
-        self.requests[header.op] += 1
-        super()._request(sender, header, body)
+    def _request(self, request: Request) -> None:
+        self.requests[type(request.header.message)] += 1
+        super()._request(request)
 
 
 class WholeJob:
@@ -99,7 +100,7 @@ class WholeJob:
         self.tmp, self.spec, self._kill = tmp, spec, kill
         self.cluster = MemoryCluster()
         self.services: dict[str, Service] = {}
-        self.requests: Counter[Op] = Counter()
+        self.requests: Counter[type[Operation]] = Counter()
         self.killed: list[str] = []
         self._threads: list[threading.Thread] = []
 

@@ -18,7 +18,7 @@ from elasticdl.ps import _native
 from elasticdl.ps.client import Batch, Client, Interrupted, Resend, TimelineOver
 from elasticdl.ps.parameters import table_seed
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.frames import Answer, Header
+from elasticdl.wire import frames
 from tests.ps.oracle import Oracle
 from tests.ps.servers import SEED, TIMELINE, TOKEN, Servers, Trainer, model, serving, training
 from tests.ps.stores import OPTIMIZERS
@@ -190,7 +190,7 @@ def test_a_server_on_another_timeline_says_so() -> None:
 
 
 @contextlib.contextmanager
-def answering(answer: Answer, *body: bytes) -> Iterator[str]:
+def answering(answer: frames.Answer, *body: bytes) -> Iterator[str]:
     """A socket that gives this answer to whatever is asked, once it was greeted."""
     context = zmq.Context()
     server = context.socket(zmq.ROUTER)
@@ -200,8 +200,8 @@ def answering(answer: Answer, *body: bytes) -> Iterator[str]:
         with contextlib.suppress(zmq.ContextTerminated):
             for n in range(100):
                 sender, header, *_ = server.recv_multipart()
-                asked = Header.unpack(header)
-                said = Header(asked.op, asked.request, asked.timeline, Answer.OK if n == 0 else answer)
+                asked = frames.operation(header)
+                said = frames.Header(asked.request, asked.timeline, answer if n else frames.Done(0))
                 server.send_multipart([sender, said.pack(), *(body if n else ())])
         server.close(0)
 
@@ -217,14 +217,14 @@ def answering(answer: Answer, *body: bytes) -> Iterator[str]:
 
 def test_a_timeline_that_is_over_is_told_apart_from_a_refusal() -> None:
     """A refusal gives the lease back; the end of a timeline means to wait for the next one."""
-    with answering(Answer.OVER, b"timeline 3 is over; it is 4 now") as address:
+    with answering(frames.Over(), b"timeline 3 is over; it is 4 now") as address:
         client = Client([address], TOKEN, SGD, 3)
         with pytest.raises(TimelineOver, match="ps-0: timeline 3 is over; it is 4 now") as over:
             client.pull()
         assert (over.value.server, over.value.text) == (0, "timeline 3 is over; it is 4 now")
         assert isinstance(over.value, WireError) and not isinstance(over.value, Refused)
         client.close()
-    with answering(Answer.OVER) as address:
+    with answering(frames.Over()) as address:
         client = Client([address], TOKEN, SGD, 3)
         with pytest.raises(TimelineOver, match="no reason given"):
             client.rows("t0", np.arange(3))
@@ -260,7 +260,7 @@ def test_a_client_moves_to_any_number_of_other_servers(count: int) -> None:
 
 
 def test_a_client_that_moved_speaks_of_the_new_timeline_and_greets_again() -> None:
-    with answering(Answer.OVER, b"not on timeline 4 yet") as before, serving(1) as servers, training(servers, SGD):
+    with answering(frames.Over(), b"not on timeline 4 yet") as before, serving(1) as servers, training(servers, SGD):
         client = Client([before], TOKEN, SGD, 3)
         with pytest.raises(TimelineOver):
             client.pull()

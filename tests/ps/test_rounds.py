@@ -18,7 +18,7 @@ from elasticdl.ps.connections import Reply
 from elasticdl.ps.ledger import Ledger, Push, Verdict
 from elasticdl.ps.rounds import Rounds, ledger_of
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.frames import Op
+from elasticdl.wire import frames
 from tests.ps.servers import TIMELINE, TOKEN, Servers, Trainer, model, serving, training
 from tests.ps.stores import OPTIMIZERS
 
@@ -242,10 +242,10 @@ class Dying(Client):
         super().__init__(servers.addresses, TOKEN, ADAGRAD, TIMELINE + 1)
         self._told = told
 
-    def _ask_all(self, op: Op, bodies: Sequence[Sequence[Any]], **fields: Any) -> list[Reply]:
-        if op is not Op.CONFIRM:
-            return super()._ask_all(op, bodies, **fields)
-        self._connections.ask(op, [(s, []) for s in range(self._told)], lambda place, reply: None, **fields)
+    def _ask_all(self, operation: frames.Operation, bodies: Sequence[Sequence[Any]] | None = None) -> list[Reply]:
+        if not isinstance(operation, frames.Confirm):
+            return super()._ask_all(operation, bodies)
+        self._connections.ask(operation, [(s, []) for s in range(self._told)], lambda place, reply: None)
         raise Interrupted("died")
 
 
@@ -298,8 +298,8 @@ def test_a_worker_that_dies_with_its_batch_everywhere_changes_not_one_bit(dies_a
 def test_a_confirmation_of_what_a_server_does_not_have_is_refused(synchronous: tuple[Servers, Trainer]) -> None:
     servers, trainer = synchronous
     client = Dying(servers, told=2)
-    with pytest.raises(Refused, match="refused CONFIRM: batch 3 of epoch 0 is not here"):
-        client._ask_all(Op.CONFIRM, [[], []], epoch=0, index=3)
+    with pytest.raises(Refused, match="refused Confirm: batch 3 of epoch 0 is not here"):
+        client._ask_all(frames.Confirm(epoch=0, index=3))
     client.close()
     trainer.check()
 

@@ -13,7 +13,7 @@ import zmq
 
 from elasticdl.job.parameters import ParametersSpec, TableSpec, VariableSpec
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.frames import Answer, Header, Op
+from elasticdl.wire import frames
 from tests.ps.servers import TIMELINE, TOKEN, Servers, Trainer, model, serving, training
 from tests.ps.stores import OPTIMIZERS
 
@@ -31,27 +31,28 @@ class Raw:
         self.socket.connect(address)
         self.requests = 0
         if greet:
-            assert self.ask(Op.GREET, TOKEN.encode())[0].answer is Answer.OK
+            assert self.ask(frames.Greet(), TOKEN.encode())[0] == frames.Done(0)
 
-    def ask(self, op: Op, *body: Any, **fields: Any) -> tuple[Header, list[bytes]]:
+    def ask(
+        self, operation: frames.Operation, *body: Any, timeline: int = TIMELINE
+    ) -> tuple[frames.Answer, list[bytes]]:
         self.requests += 1
-        fields = {"timeline": TIMELINE, **fields}
-        self.socket.send_multipart([Header(op, self.requests, **fields).pack(), *body])
+        self.socket.send_multipart([frames.Header(self.requests, timeline, operation).pack(), *body])
         while True:
-            frames = self.socket.recv_multipart()
-            header = Header.unpack(frames[0])
+            received = self.socket.recv_multipart()
+            header = frames.answer(received[0])
             if header.request == self.requests:
-                return header, frames[1:]
+                return header.message, received[1:]
 
-    def refused(self, op: Op, *body: Any, **fields: Any) -> str:
-        header, frames = self.ask(op, *body, **fields)
-        assert header.answer is Answer.REFUSED, header
-        return frames[0].decode()
+    def refused(self, operation: frames.Operation, *body: Any, **more: int) -> str:
+        answer, parts = self.ask(operation, *body, **more)
+        assert isinstance(answer, frames.Refused), answer
+        return parts[0].decode()
 
-    def over(self, op: Op, *body: Any, **fields: Any) -> str:
-        header, frames = self.ask(op, *body, **fields)
-        assert header.answer is Answer.OVER, header
-        return frames[0].decode()
+    def over(self, operation: frames.Operation, *body: Any, **more: int) -> str:
+        answer, parts = self.ask(operation, *body, **more)
+        assert isinstance(answer, frames.Over), answer
+        return parts[0].decode()
 
     def close(self) -> None:
         self.socket.close(0)
@@ -77,21 +78,25 @@ Server = tuple[Servers, Trainer, Raw]
 def test_nothing_is_answered_before_the_token(server: Server) -> None:
     servers, _, _ = server
     stranger = Raw(servers.addresses[0], greet=False)
-    for op in Op:
-        if op is not Op.GREET:
-            assert stranger.over(op) == "the job's token was not given"
+    operations = [
+        frames.Declare(), frames.Pull(), frames.Rows(0), frames.Push(0, 0, 1, 0), frames.Confirm(0, 0),
+        frames.Export(0, 0),
+    ]  # fmt: skip
+    assert {*map(type, operations), frames.Greet} == set(frames.OPERATIONS.values())
+    for operation in operations:
+        assert stranger.over(operation) == "the job's token was not given"
     for wrong in ((), (b"",), (b"guess",), (TOKEN.encode()[:-1],), (TOKEN.encode(), b"")):
-        assert stranger.refused(Op.GREET, *wrong) == "not the token of this job"
-        assert stranger.over(Op.PULL) == "the job's token was not given"
-    assert stranger.ask(Op.GREET, TOKEN.encode())[0].answer is Answer.OK
-    assert stranger.ask(Op.PULL)[0].answer is Answer.OK
+        assert stranger.refused(frames.Greet(), *wrong) == "not the token of this job"
+        assert stranger.over(frames.Pull()) == "the job's token was not given"
+    assert stranger.ask(frames.Greet(), TOKEN.encode())[0] == frames.Done(0)
+    assert stranger.ask(frames.Pull())[0] == frames.Done(0)
     stranger.close()
 
 
 def test_a_server_without_a_model_says_so() -> None:
     with serving(1) as servers:
         raw = Raw(servers.addresses[0])
-        assert raw.refused(Op.PULL) == "no worker has declared the model yet"
+        assert raw.refused(frames.Pull()) == "no worker has declared the model yet"
         raw.close()
 
 
@@ -107,31 +112,31 @@ def test_a_cut_before_the_first_declaration_waits_for_it() -> None:
 def test_wrong_tables_views_and_timelines_are_refused(server: Server) -> None:
     _, _, raw = server
     one = np.zeros(1, np.int64)
-    assert raw.refused(Op.ROWS, one, table=2) == "there is no table 2"
-    assert raw.refused(Op.EXPORT, table=65535) == "there is no table 65535"
-    assert raw.refused(Op.ROWS, one, view=4) == "view 4 is not pinned here"
-    assert raw.refused(Op.PULL, view=2**64 - 1) == f"view {2**64 - 1} is not pinned here"
-    assert raw.over(Op.PULL, timeline=0) == "timeline 0 is over; it is 1 now"
-    assert raw.over(Op.PUSH, timeline=9) == "timeline 9 is over; it is 1 now"
-    assert raw.over(Op.DECLARE, timeline=2) == "timeline 2 is over; it is 1 now"
+    assert raw.refused(frames.Rows(2), one) == "there is no table 2"
+    assert raw.refused(frames.Export(65535, 0)) == "there is no table 65535"
+    assert raw.refused(frames.Rows(0, view=4), one) == "view 4 is not pinned here"
+    assert raw.refused(frames.Pull(view=2**64 - 1)) == f"view {2**64 - 1} is not pinned here"
+    assert raw.over(frames.Pull(), timeline=0) == "timeline 0 is over; it is 1 now"
+    assert raw.over(frames.Push(0, 0, 1, 0), timeline=9) == "timeline 9 is over; it is 1 now"
+    assert raw.over(frames.Declare(), timeline=2) == "timeline 2 is over; it is 1 now"
 
 
 def test_a_pull_of_a_later_version_waits_for_it_but_not_one_of_a_view_that_is_not_there(server: Server) -> None:
     servers, trainer, raw = server
-    assert raw.refused(Op.PULL, start=1, view=7) == "view 7 is not pinned here"
-    asking = ThreadPoolExecutor(1).submit(raw.ask, Op.PULL, start=1)
+    assert raw.refused(frames.Pull(view=7, at_least=1)) == "view 7 is not pinned here"
+    asking = ThreadPoolExecutor(1).submit(raw.ask, frames.Pull(at_least=1))
     trainer.step()
-    assert asking.result(10)[0].view == 1, "answered once the version is there"
+    assert asking.result(10)[0] == frames.Done(1), "answered once the version is there"
     assert not servers.failures
 
 
 def test_wrong_numbers_of_frames_and_bytes_are_refused(server: Server) -> None:
     _, trainer, raw = server
-    assert "expected 1" in raw.refused(Op.ROWS)
-    assert "expected 1" in raw.refused(Op.ROWS, b"", b"")
-    assert "64-bit ids" in raw.refused(Op.ROWS, b"12345")
-    assert "expected 3" in raw.refused(Op.DECLARE, b"{}")
-    assert "expected 6" in raw.refused(Op.PUSH, attempt=1)
+    assert "expected 1" in raw.refused(frames.Rows(0))
+    assert "expected 1" in raw.refused(frames.Rows(0), b"", b"")
+    assert "64-bit ids" in raw.refused(frames.Rows(0), b"12345")
+    assert "expected 3" in raw.refused(frames.Declare(), b"{}")
+    assert "expected 6" in raw.refused(frames.Push(0, 0, 1, 0))
     n, m = trainer.client.trainable_size, trainer.client.state_size
     good = [bytes(4 * n), bytes(4 * m), bytes(8), bytes(8), bytes(8), bytes(20)]
     for place, what in enumerate(
@@ -139,13 +144,13 @@ def test_wrong_numbers_of_frames_and_bytes_are_refused(server: Server) -> None:
     ):
         for wrong in (b"", good[place][:-1], good[place] + b"\0"):
             body = [*good[:place], wrong, *good[place + 1 :]]
-            said = raw.refused(Op.PUSH, *body, attempt=1)
+            said = raw.refused(frames.Push(0, 0, 1, 0), *body)
             assert said.startswith((what, f"gradients of {what[-2:]}")), said
 
 
 def test_an_unknown_shard_is_refused_after_a_while(server: Server) -> None:
     _, _, raw = server
-    assert raw.refused(Op.PUSH, index=77, attempt=1) == "shard train/0/77 is not open here"
+    assert raw.refused(frames.Push(0, 77, 1, 0)) == "shard train/0/77 is not open here"
 
 
 def test_shapes_are_checked_before_memory_is_taken() -> None:
@@ -156,12 +161,12 @@ def test_shapes_are_checked_before_memory_is_taken() -> None:
     wide = ParametersSpec(variables=(), tables=(TableSpec(name="t", dim=1 << 60),), optimizer=OPTIMIZERS["sgd"])
     with serving(1) as servers:
         raw = Raw(servers.addresses[0])
-        assert "expected" in raw.refused(Op.DECLARE, huge.model_dump_json().encode(), b"", b"")
-        assert "impossible" in raw.refused(Op.DECLARE, negative.model_dump_json().encode(), bytes(64), b"")
-        assert "impossible" in raw.refused(Op.DECLARE, wide.model_dump_json().encode(), b"", b"")
-        assert "validation error" in raw.refused(Op.DECLARE, b'{"variables": 3}', b"", b"")
-        assert "Invalid JSON" in raw.refused(Op.DECLARE, b"\xff\x00", b"", b"")
-        assert raw.refused(Op.PULL) == "no worker has declared the model yet"
+        assert "expected" in raw.refused(frames.Declare(), huge.model_dump_json().encode(), b"", b"")
+        assert "impossible" in raw.refused(frames.Declare(), negative.model_dump_json().encode(), bytes(64), b"")
+        assert "impossible" in raw.refused(frames.Declare(), wide.model_dump_json().encode(), b"", b"")
+        assert "validation error" in raw.refused(frames.Declare(), b'{"variables": 3}', b"", b"")
+        assert "Invalid JSON" in raw.refused(frames.Declare(), b"\xff\x00", b"", b"")
+        assert raw.refused(frames.Pull()) == "no worker has declared the model yet"
         raw.close()
 
 
@@ -170,8 +175,8 @@ def test_ids_in_unaligned_frames_are_read_right(server: Server) -> None:
     _, trainer, raw = server
     for count in range(1, 12):
         ids = np.arange(count) * 1000
-        header, body = raw.ask(Op.ROWS, ids.tobytes(), table=1)
-        assert header.answer is Answer.OK
+        answer, body = raw.ask(frames.Rows(1), ids.tobytes())
+        assert isinstance(answer, frames.Done)
         got = np.frombuffer(body[0], "<f4").reshape(count, -1)
         np.testing.assert_array_equal(got, trainer.truth.tables["t1"].pull(ids))
 
@@ -181,31 +186,41 @@ def test_garbage_disturbs_nobody(server: Server, seed: int) -> None:
     servers, trainer, raw = server
     rng = random.Random(seed)
     stranger = Raw(servers.addresses[0], greet=False)
+
+    def some() -> int:
+        return rng.choice([0, 1, rng.getrandbits(64)])
+
+    def table() -> int:
+        return rng.choice([0, 1, rng.getrandbits(16)])
+
     for _ in range(400):
-        frames = [rng.randbytes(rng.choice([0, 1, 4, 55, 56, 57, 300])) for _ in range(rng.randint(0, 4))]
+        parts = [rng.randbytes(rng.choice([0, 1, 4, 20, 21, 22, 55, 300])) for _ in range(rng.randint(0, 4))]
         if rng.random() < 0.5:
-            header = Header(
-                rng.choice([o for o in Op if o is not Op.PUSH]), rng.getrandbits(64), rng.choice([0, 1, 2**64 - 1]),
-                rng.choice(list(Answer)), rng.getrandbits(16), rng.getrandbits(32), rng.getrandbits(32),
-                rng.getrandbits(32), rng.getrandbits(32), rng.choice([0, 1, rng.getrandbits(64)]),
-                rng.choice([0, 1, rng.getrandbits(64)]),
+            number, timeline = rng.getrandbits(64), rng.choice([0, 1, 2**64 - 1])
+            message: frames.Message = rng.choice(
+                [
+                    frames.Greet(), frames.Declare(), frames.Confirm(rng.getrandbits(32), rng.getrandbits(32)),
+                    frames.Pull(some(), some(), rng.random() < 0.5), frames.Rows(table(), some(), rng.random() < 0.5),
+                    frames.Export(table(), some()), frames.Done(some()), frames.Pushed(some(), True), frames.Resend(1),
+                    frames.Stale(some()), frames.Refused(), frames.Over(),
+                ]
             )  # fmt: skip
-            frames = [header.pack(), *frames]
-        rng.choice([raw, stranger]).socket.send_multipart(frames or [b""])
+            parts = [frames.Header(number, timeline, message).pack(), *parts]
+        rng.choice([raw, stranger]).socket.send_multipart(parts or [b""])
     stranger.close()
     trainer.step()
-    assert raw.ask(Op.PULL)[0].answer is Answer.OK
+    assert raw.ask(frames.Pull())[0] == frames.Done(1)
 
 
 def test_real_messages_cut_short_at_every_place_disturb_nobody(server: Server) -> None:
     _, trainer, raw = server
     gradients, state, rows = trainer.batch()
     arrays = [gradients, state, *(a for pair in rows.values() for a in pair)]
-    real = [Header(Op.PUSH, 1, attempt=1).pack(), *(a.tobytes() for a in arrays)]
+    real = [frames.Header(1, TIMELINE, frames.Push(0, 0, 1, 0)).pack(), *(a.tobytes() for a in arrays)]
     for place in range(len(real)):
         raw.socket.send_multipart(real[:place] or [b""])
         raw.socket.send_multipart([*real[:place], real[place][: len(real[place]) // 2]])
-    assert raw.ask(Op.PULL)[0].view == 0, "a message cut short was applied"
+    assert raw.ask(frames.Pull())[0] == frames.Done(0), "a message cut short was applied"
 
 
 def test_a_message_after_the_end_of_the_service_is_ignored() -> None:
