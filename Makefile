@@ -7,6 +7,7 @@ SOURCES := pyproject.toml constraints.txt $(wildcard native/*)
 BENCHMARKS := $(filter-out %_peer.py %_peers.py %_tables.py %/ps_servers.py, $(wildcard benchmarks/*.py))
 CHAOS ?= --runs 100 --metric_runs 6
 KILLS ?= --runs 20 --master_runs 5
+ZOO ?= mnist
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test lint test-kills test-chaos test-jobs test-zoo test-k8s test-backends bench docs clean
@@ -30,7 +31,7 @@ test-jobs: $(VENV)/.dev  ## Whole jobs that make test has no time for.
 	$(BIN)/python -m pytest -q tests/processes tests/seeds tests/core tests/simulation tests/frameworks -m long
 
 test-zoo: $(VENV)/.dev  ## Whole MNIST jobs: one worker, two, and one killed every few seconds.
-	$(BIN)/python -m pytest -q tests/zoo -m long
+	$(BIN)/python -m pytest -q tests/zoo -m long -k '$(ZOO)'
 
 test-k8s: $(VENV)/.dev  ## On a Kubernetes cluster: the context K8S_CONTEXT, else one that is reachable, else one started for it.
 	PYTHON=$(BIN)/python ELASTICDL_K8S_CONTEXT="$(or $(K8S_CONTEXT),$(ELASTICDL_K8S_CONTEXT))" scripts/test_k8s.sh
