@@ -231,6 +231,7 @@ def test_the_glossary_has_the_words_of_the_code() -> None:
     roles = {names.MASTER, names.WORKER, names.PS}
     kinds = {kind.value for kind in Kind} & {"probe", "audit", "export"}
     assert {*roles, *kinds, "shard", "lease", "attempt", "version", "step", "record", "view", "cut"} <= words
+    assert {"world", "generation", "virtual worker", "standby", "part", "pulse", "keeper", "timeline"} <= words
     assert not {"pod", "node", "task", "helper", "manager"} & words
 
 
