@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import threading
 import uuid
 from pathlib import Path
 
@@ -33,9 +32,13 @@ def main() -> int:
     configure_logging(spec.log_level, replica)
     faults.arm(replica)
     keep_freed_memory()
+
+    async def serve() -> int:
+        return await ServerProcess(spec, replica).run()
+
     try:
-        return asyncio.run(_serve(spec, replica))
-    except Unreachable as error:  # no fault of this server's: it left as if it had been told to
+        return asyncio.run(serve())
+    except Unreachable as error:  # not this server's fault: the exit code of one that was told to leave
         log.error("%s", error)
         return 128 + signal.SIGTERM
     except ElasticDLError as error:
@@ -43,78 +46,67 @@ def main() -> int:
         return 1
 
 
-async def _serve(spec: JobSpec, replica: str) -> int:
-    loop = asyncio.get_running_loop()
-    token, address = os.environ[names.ENV_TOKEN], os.environ[names.ENV_MASTER_ADDR]
-    _, _, index = names.parse_replica_name(replica)
-    over = asyncio.Event()
-    hello = pb.Hello(protocol=PROTOCOL, replica=replica, incarnation=uuid.uuid4().hex)
+class ServerProcess:
+    """One server: its service in a thread, the stream to the master in this loop."""
 
-    def say(message: pb.FromReplica) -> None:
-        loop.call_soon_threadsafe(link.send, message)
+    def __init__(self, spec: JobSpec, replica: str) -> None:
+        env = os.environ
+        folder = Path(env[names.ENV_JOB_FILE]).parent
+        sockets = names.JobPaths(folder.parent, folder.name).launcher_socket.parent
+        token, certificate = env[names.ENV_TOKEN], env.get(names.ENV_TLS_CERT)
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        self._leaving = False
+        self._service = Service(
+            names.parse_replica_name(replica)[2], spec.num_ps_pods, spec.seed, token, self._report,
+            env.get(names.ENV_POD_IP) or LOCAL_HOST, keys=Keys.of(env), directory=sockets if sockets.is_dir() else None,
+            staleness_modulation=spec.lr_staleness_modulation,
+        )  # fmt: skip
+        self._hello = pb.Hello(
+            protocol=PROTOCOL, replica=replica, incarnation=uuid.uuid4().hex, address=self._service.address
+        )
+        self._link = Link(
+            env[names.ENV_MASTER_ADDR], token, self._greet, self._receive, spec.master_grace_seconds,
+            certificate=certificate,
+        )  # fmt: skip
+        log.info("Serving parameters at %s", self._service.address)
 
-    folder = Path(os.environ[names.ENV_JOB_FILE]).parent
-    local = names.JobPaths(folder.parent, folder.name).launcher_socket.parent
-    service = Service(
-        index, spec.num_ps_pods, spec.seed, token, say, os.environ.get(names.ENV_POD_IP) or LOCAL_HOST,
-        keys=Keys.of(os.environ),
-        directory=local if local.is_dir() else None, staleness_modulation=spec.lr_staleness_modulation,
-    )  # fmt: skip
-    hello.address = service.address
-    log.info("Serving parameters at %s", service.address)
+    async def run(self) -> int:
+        """Serve until the job is over, this server has left or something failed; returns the exit code."""
+        self._loop.add_signal_handler(signal.SIGTERM, self._leave)
+        stream = asyncio.create_task(self._link.run())
+        serving = asyncio.create_task(asyncio.to_thread(self._service.run))
+        over = asyncio.create_task(self._over.wait())
+        await asyncio.wait({stream, serving, over}, return_when=asyncio.FIRST_COMPLETED)
+        stream.cancel()
+        self._service.stop()
+        await serving
+        with contextlib.suppress(asyncio.CancelledError):
+            await stream
+        return 128 + signal.SIGTERM if self._leaving else 0
 
-    def receive(message: pb.ToReplica) -> None:
+    def _report(self, message: pb.FromReplica) -> None:
+        """Called by the service's thread."""
+        self._loop.call_soon_threadsafe(self._link.send, message)
+
+    def _greet(self) -> pb.FromReplica:
+        self._hello.timeline = self._service.ledger.timeline
+        return pb.FromReplica(hello=self._hello)
+
+    def _receive(self, message: pb.ToReplica) -> None:
         if message.WhichOneof("body") == "shutdown":
-            over.set()
+            self._over.set()
         else:
-            service.direct(message)
+            self._service.direct(message)
 
-    def greet() -> pb.FromReplica:
-        hello.timeline = service.ledger.timeline
-        return pb.FromReplica(hello=hello)
+    def _leave(self) -> None:
+        """Ask the master to save this server's part first. Without a master, or at the second signal, end at once."""
+        if self._leaving or self._link.broken.is_set():
+            self._over.set()
+        self._leaving = True
+        self._link.send(pb.FromReplica(leaving=pb.Leaving()))
+        self._without_master = asyncio.create_task(self._leave_without_master())
 
-    certificate = os.environ.get(names.ENV_TLS_CERT)
-    link = Link(address, token, greet, receive, spec.master_grace_seconds, certificate=certificate)
-    leaving = asyncio.Event()
-
-    async def go_without_master() -> None:
-        await link.broken.wait()
-        over.set()
-
-    def leave() -> None:
-        """Ask for this server's part to be saved; who has no master to ask, or is told twice, goes at once."""
-        if leaving.is_set() or link.broken.is_set():
-            over.set()
-        leaving.set()
-        link.send(pb.FromReplica(leaving=pb.Leaving()))
-        tasks.append(asyncio.create_task(go_without_master()))
-
-    tasks: list[asyncio.Task[None]] = []
-    loop.add_signal_handler(signal.SIGTERM, leave)
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            service.run()
-        except BaseException as error:  # the thread's border: the process must not live on without it
-            failed.append(error)
-        loop.call_soon_threadsafe(over.set)
-
-    thread = threading.Thread(target=run, name="parameters")
-    thread.start()
-    stream = asyncio.create_task(link.run())
-    ended = asyncio.create_task(over.wait())
-    done, _ = await asyncio.wait({stream, ended}, return_when=asyncio.FIRST_COMPLETED)
-    if not failed:
-        service.stop()
-    await asyncio.to_thread(thread.join)
-    stream_failed = stream in done and stream.exception()
-    for task in (stream, ended, *tasks):
-        task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, ElasticDLError):
-        await stream
-    if failed:
-        raise failed[0]
-    if stream_failed:
-        raise stream_failed
-    return 128 + signal.SIGTERM if leaving.is_set() else 0
+    async def _leave_without_master(self) -> None:
+        await self._link.broken.wait()
+        self._over.set()
