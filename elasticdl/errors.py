@@ -1,18 +1,41 @@
-"""Every exception ElasticDL raises on purpose.
+"""The exceptions that ElasticDL raises on purpose. This file defines those that name no other file here.
 
 ElasticDLError
-├── UsageError      what the user asked for cannot be done; lists every problem; exit code 2
-├── JobFailed       a job started and could not finish; exit code 1
-├── SentAway        this process was told to go, and has seen to what it leaves behind
-├── DataError       a data file is missing, corrupt or truncated: names file, offset and remedy
-├── ModelError      the user's model file is wrong, or raised: carries the user's own traceback
-│   └── ScheduleError   its learning-rate schedule raised or gave no rate: no other record helps
-├── ImageError      an image could not be built or pushed: what the engine or the registry said, and the remedy
-└── WireError       talking to another process of the job failed
-    ├── Refused         the other side said no, and says why: retrying does not help
-    ├── Unreachable     no answer within the deadline
-    ├── CalledOff       a collective was given up because the world changes
-    └── GroupBroken     a collective failed: a peer is gone, or cannot be reached
+├── UsageError           the request is wrong; lists every problem; exit code 2
+├── JobFailed            a job started and could not finish; exit code 1
+│   └── VolumeAway       the volume of the job's files does not answer or is in use; a later attempt may succeed
+├── SentAway             this process has to end; another one continues its work
+├── DataError            a data file is missing, corrupt or truncated; names file, offset and remedy
+├── ModelError           the user's model file is wrong or raised an error; carries the user's traceback
+│   └── ScheduleError    its learning-rate schedule raised an error or gave no rate; skipping a record does not help
+├── ImageError           an image could not be built or pushed; names the engine's or registry's error and the remedy
+└── WireError            communication with another process of the job failed
+    ├── Refused          the other side refuses and says why; retrying does not help
+    │   └── ApiRefused   cluster/kubernetes/api.py: the Kubernetes API refuses; carries its status code
+    ├── Unreachable      no answer within the deadline
+    ├── CalledOff        a collective ended early because the world changes
+    ├── GroupBroken      a collective failed; a peer is gone or cannot be reached
+    ├── Interrupted      ps/connections.py: the worker no longer waits for a server
+    ├── Resend           ps/connections.py: a server expects an earlier batch of the lease first
+    ├── Stale            ps/connections.py: a push was computed on too old a version
+    ├── TimelineOver     ps/connections.py: a server is on another timeline
+    └── _Over            ps/service.py: the same, on the server's side
+
+Bytes and values from outside; the reader adds their place and raises one of the above or answers with a refusal:
+
+ValueError
+├── Invalid              job/invalid.py: the value of a flag
+├── BadFrame             wire/frames.py: a message of the data plane
+├── BadExample           data/example_wire.py: a serialized tf.train.Example
+└── Malformed            cluster/messages.py: a message between the launcher and its processes
+
+Signals inside one package, caught there:
+
+Exception
+├── PeerLost             collective/peer_sockets.py: the connection to a peer ended
+├── Cancelled            ps/saving.py: a checkpoint is no longer written
+├── Unavailable          data/mnist.py: one source of MNIST; the next one is tried
+└── NotPermitted         cli/chaos/connections.py: the system does not allow this fault
 """
 
 from __future__ import annotations

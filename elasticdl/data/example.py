@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.data.example_batch import stack_alike
-from elasticdl.data.example_wire import WireError, layout, read_varint
+from elasticdl.data.example_wire import BadExample, layout, read_varint
 from elasticdl.errors import DataError
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -39,7 +39,7 @@ def decode_example(record: bytes) -> dict[str, Array]:
     try:
         spans = layout(record)
         return {name: _value(record, span.kind, span.values) for name, span in spans.items()}
-    except WireError as error:
+    except BadExample as error:
         raise _malformed(error) from error
 
 
@@ -52,7 +52,7 @@ def decode_examples(records: Sequence[bytes]) -> dict[str, Array]:
         return {}
     try:
         stacked = stack_alike(records)
-    except WireError:
+    except BadExample:
         stacked = None  # the first record is malformed: found again below, with its number
     if stacked is not None:
         return stacked
@@ -143,5 +143,5 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _malformed(error: WireError) -> DataError:
+def _malformed(error: BadExample) -> DataError:
     return DataError("a record", f"it is not a tf.train.Example ({error})", _REMEDY, error.offset)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 BYTES, FLOATS, INTEGERS = 1, 2, 3  # field numbers of Feature
 
 
-class WireError(ValueError):
+class BadExample(ValueError):
     """The bytes are not such a message."""
 
     def __init__(self, what: str, offset: int) -> None:
@@ -33,7 +33,7 @@ def read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & 0xFFFFFFFFFFFFFFFF, position
         shift += 7
-    raise WireError("a number does not end", position)
+    raise BadExample("a number does not end", position)
 
 
 def layout(data: bytes) -> dict[str, Span]:
@@ -55,7 +55,7 @@ def _entry(data: bytes, start: int, end: int) -> tuple[str, Span]:
             try:
                 name = data[begin:stop].decode()
             except UnicodeDecodeError as error:
-                raise WireError("the name of a feature is not UTF-8 text", begin) from error
+                raise BadExample("the name of a feature is not UTF-8 text", begin) from error
         elif number == 2 and wire == 2:
             for kind, inner, begin_list, end_list in fields(data, begin, stop):
                 if kind in (BYTES, FLOATS, INTEGERS) and inner == 2:
@@ -71,11 +71,11 @@ def _list(data: bytes, kind: int, start: int, end: int, span: Span) -> None:
             continue
         one_by_one = {BYTES: 2, FLOATS: 5, INTEGERS: 0}[kind]
         if wire not in (one_by_one, 2):
-            raise WireError(f"a list of kind {kind} holds wire type {wire}", begin)
+            raise BadExample(f"a list of kind {kind} holds wire type {wire}", begin)
         if kind == FLOATS and (stop - begin) % 4:
-            raise WireError("a list of floats is not a multiple of four bytes long", begin)
+            raise BadExample("a list of floats is not a multiple of four bytes long", begin)
         if kind == INTEGERS and begin < stop and data[stop - 1] & 0x80:
-            raise WireError("a list of integers ends inside a number", stop)
+            raise BadExample("a list of integers ends inside a number", stop)
         span.values.append((begin, stop))
 
 
@@ -94,10 +94,10 @@ def fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int, in
         elif wire in (1, 5):
             position += 8 if wire == 1 else 4
         else:
-            raise WireError(f"wire type {wire} does not exist", start)
+            raise BadExample(f"wire type {wire} does not exist", start)
         if position > end:
-            raise WireError(f"a field of {position - start} bytes has only {end - start} left", start)
+            raise BadExample(f"a field of {position - start} bytes has only {end - start} left", start)
         if not number:
-            raise WireError("there is no field 0", start)
+            raise BadExample("there is no field 0", start)
         found.append((number, wire, start, position))
     return found
