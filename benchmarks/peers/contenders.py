@@ -41,7 +41,7 @@ WORLD = re.compile(r"World (\d+): rank")
 MARKS = {
     "ready": re.compile("Ready: "),
     "broken": re.compile("The world broke"),
-    "called off": re.compile(r"Step \d+ is given up"),
+    "called off": re.compile(r"Abandoned step \d+"),
 }
 
 

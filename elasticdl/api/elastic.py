@@ -23,19 +23,17 @@ from elasticdl.api import audit, state_files
 from elasticdl.api.evaluation import Evaluations
 from elasticdl.api.overlap import PlainSums
 from elasticdl.api.pass_width import PassWidth, covering
-from elasticdl.api.saving import Saver
+from elasticdl.api.saving import Saver, export
 from elasticdl.api.step_metrics import StepMetrics
 from elasticdl.api.terms import Hooks, LoopTerms, Model, StepPart
 from elasticdl.api.tree_sums import TreeSums
-from elasticdl.api.world import Formation, World
+from elasticdl.api.world import World, Worlds
 from elasticdl.collective.control import Alone, SharedSession
 from elasticdl.collective.session import Todo
 from elasticdl.collective.shared import segment
 from elasticdl.core import steps
 from elasticdl.core.plan import BadRecord
 from elasticdl.errors import CalledOff, DataError, ElasticDLError, GroupBroken, JobFailed, ModelError
-from elasticdl.frameworks import export
-from elasticdl.frameworks.publishing import Turn
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +60,10 @@ class Elastic:
         self._sums = TreeSums(model, more) if terms.deterministic else PlainSums(model, more, terms.bucket_floats)
         apart = isinstance(control, Alone) or model.device.type != "cpu"
         shared = None if apart else segment(self._sums.size)
-        self._formation = Formation(
+        self._worlds = Worlds(
             control, terms.host, terms.plan.parts, self.state, self._load,
             torch.device("cpu") if terms.deterministic else model.device, shared, terms.deterministic,
         )  # fmt: skip
-        self._world: World | None = None
-        self._old: World | None = None  # peers may still be reading the last exchange from it
         # Where a pass is compiled for its size, every world would have to compile anew.
         most_records = 0 if terms.deterministic or model.values is None else terms.most_records
         self._pass_width = PassWidth(most_records, measured=model.device.type == "cpu")
@@ -100,11 +96,11 @@ class Elastic:
     @property
     def world_size(self) -> int:
         """How many workers train together at the moment; 0 between two worlds."""
-        return len(self._world.members) if self._world is not None else 0
+        return len(self._worlds.current.members) if self._worlds.current is not None else 0
 
     @property
     def rank(self) -> int:
-        return self._world.rank if self._world is not None else -1
+        return self._worlds.current.rank if self._worlds.current is not None else -1
 
     @property
     def finished(self) -> bool:
@@ -113,15 +109,15 @@ class Elastic:
 
     def upcoming(self, count: int) -> list[steps.Part]:
         """The parts that this worker computes next if nobody comes or goes, for reading them ahead."""
-        if self._world is None:
+        world, plan = self._worlds.current, self._terms.plan
+        if world is None:
             return []
-        plan = self._terms.plan
         found: list[steps.Part] = []
-        first, stop = self._world.run
+        first, stop = world.run
         number, trained = self.committed_steps, self.records_trained
         todo = self._sums.missing(first, stop)
         while not plan.over(number, trained) and len(found) < count:
-            step = plan.step(number, trained, self.world_size)
+            step = plan.step(number, trained, len(world.members))
             todo = [v for v in todo if step.part(v).records]
             while todo:
                 virtuals = self._pass_width.together(step, todo, ahead=number - self.committed_steps)
@@ -219,7 +215,7 @@ class Elastic:
                 self._sums.add(self._virtuals, loss, part.records if self._terms.audit else None)
         self._pass_width.end()
         self._sizes.add(len(part))
-        world = self._world
+        world = self._worlds.current
         committed = world is not None and not self._missing(world) and self._exchange(world)
         self._control.doing("program")
         return committed
@@ -233,12 +229,12 @@ class Elastic:
                 case Todo.END:
                     return None
                 case Todo.LEAVE:
-                    self._leave()
+                    self._worlds.leave()
                 case Todo.CONFIRM:
                     faults.point("worker.confirming")
                     self._control.send(lambda s: s.world.confirm())
                 case Todo.BUILD:
-                    self._form()
+                    self._enter()
                 case Todo.SAVE:
                     self._save()
                 case Todo.EXPORT:
@@ -246,13 +242,14 @@ class Elastic:
                 case Todo.WAIT:
                     self._control.wait(idle)
                 case Todo.TRAIN:
-                    assert self._world is not None
+                    world = self._worlds.current
+                    assert world is not None
                     if due:
-                        self._evaluate(self._world)
-                    elif missing := self._missing(self._world):
-                        return self._part(self._world, missing)
+                        self._evaluate(world)
+                    elif missing := self._missing(world):
+                        return self._part(world, missing)
                     else:
-                        self._exchange(self._world)
+                        self._exchange(world)
 
     def _part(self, world: World, missing: list[int]) -> StepPart:
         """The first of those that are missing; with the last of them the exchange may begin."""
@@ -281,60 +278,15 @@ class Elastic:
                 self._sums.skip(virtual)
         return found
 
-    # Worlds.
-
-    def _form(self) -> None:
-        start = self._control.call(lambda s: s.enter())
-        if start is None:
-            return
-        try:
-            self._world = self._formation.form(start)
-        except CalledOff as reason:
-            log.info("World %d is given up: %s", start.generation, reason)
-            self._control.leave_world()
-            return
-        except GroupBroken as broken:
-            log.warning("World %d could not be formed: %s", start.generation, broken)
-            self._control.leave_world(str(broken), broken.suspects)
-            return
-        except DataError as error:
-            log.warning("World %d could not be formed: %s", start.generation, error)
-            self._control.leave_world(str(error), unreadable=start.directory)
-            return
-        self._drop_old()
-        if self._sums.virtual != self._world.virtual:  # what was computed belongs to a step cut in another way
-            self._sums.forget(self._world.virtual)
-        self._pass_width.enter(self._world.run, self._terms.plan.batch, self._world.virtual)
-        self._evaluations.entered(self._world)
-        self._committed_at = time.monotonic()
-        size, first, stop = self.world_size, *self._world.run
-        log.info(
-            "World %d: rank %d of %d, virtual workers %d to %d, step %d",
-            start.generation, self.rank, size, first, stop - 1, self.committed_steps,
-        )  # fmt: skip
-
-    def _leave(self, broken: GroupBroken | None = None) -> None:
-        """Give the world up: after a step that all agreed to stop at, or in the middle of one."""
-        world, self._world = self._world, None
-        in_order = broken is None and world is not None and not self._control.call(lambda s: s.called_off)
-        if broken is not None:
-            log.warning("The world broke at step %d: %s", self.committed_steps, broken)
-            self._control.leave_world(str(broken), broken.suspects)
-        else:
-            self._control.leave_world()
-        self._drop_old()
+    def _enter(self) -> None:
+        world = self._worlds.enter()
         if world is None:
             return
-        if in_order:
-            self._old = world  # a slower member may still be reading what this one sent
-        else:
-            world.group.abort("the world was given up")
-            world.group.close()
-
-    def _drop_old(self) -> None:
-        old, self._old = self._old, None
-        if old is not None:
-            old.group.close()
+        if self._sums.virtual != world.virtual:  # the finished parts belong to a step that was cut in another way
+            self._sums.forget(world.virtual)
+        self._pass_width.enter(world.run, self._terms.plan.batch, world.virtual)
+        self._evaluations.entered(world)
+        self._committed_at = time.monotonic()
 
     def _load(self, state: Mapping[str, torch.Tensor], step: int) -> None:
         """Take over another worker's state, or a checkpoint's."""
@@ -365,12 +317,8 @@ class Elastic:
             with self._control.interruptible(world.group.abort):
                 superseded = self._control.call(lambda s: s.world.superseded)
                 total, stop = self._sums.total(world.group, world.run, superseded)
-        except CalledOff as reason:
-            log.info("Step %d is given up: %s", self.committed_steps, reason)
-            self._leave()
-            return False
-        except GroupBroken as broken:
-            self._leave(broken)
+        except (CalledOff, GroupBroken) as lost:
+            self._worlds.abandon(lost, f"step {self.committed_steps}")
             return False
         faults.point("worker.before_commit")
         self._control.may_commit()
@@ -418,11 +366,8 @@ class Elastic:
     def _evaluate(self, world: World) -> None:
         try:
             self._evaluations.evaluate(world, self.committed_steps)
-        except CalledOff as reason:
-            log.info("The evaluation of step %d is given up: %s", self.committed_steps, reason)
-            self._leave()
-        except GroupBroken as broken:
-            self._leave(broken)
+        except (CalledOff, GroupBroken) as lost:
+            self._worlds.abandon(lost, f"the evaluation of step {self.committed_steps}")
 
     def _save(self) -> None:
         save = self._control.call(lambda s: s.saving.begin(s.world.state[1]))
@@ -433,36 +378,21 @@ class Elastic:
             self._saver.save(save.cut, directory, self.state(), step, generation, records)
 
     def _export(self) -> None:
-        asked = self._control.call(lambda s: s.saving.export)
-        assert asked is not None
+        request = self._control.call(lambda s: s.saving.export)
+        assert request is not None
         self._control.doing("save")
-        found = error = ""
-        try:
-            if asked.directory and self._hooks.export is not None:
-                turn = Turn(asked.run, asked.number) if asked.number else None
-                with export.whole(Path(asked.directory), turn) as folder:
-                    self._hooks.export(folder)
-            if asked.audit and self._terms.audit:
-                found = audit.verdict(self._witness, self.records_trained, asked.bad_records)
-        except OSError as trouble:
-            error = f"{trouble.filename or asked.directory}: {trouble.strerror or trouble}"
-        except ElasticDLError as trouble:
-            error = str(trouble)
-        except MemoryError:
-            raise
-        except Exception as trouble:  # out of code that is not ours: no other worker would do better
-            log.exception("The model could not be written")
-            error = f"{type(trouble).__name__}: {trouble}"
-        self._control.send(lambda s: s.saving.export_done(asked, error, found))
+
+        def check() -> str:
+            audited, bad = self._terms.audit, request.bad_records
+            return audit.verdict(self._witness, self.records_trained, bad) if audited else ""
+
+        error, verdict = export(request, self._hooks.export, check)
+        self._control.send(lambda s: s.saving.export_done(request, error, verdict))
 
     def _end(self) -> None:
-        """The last thing: what was begun is written, what was said gets out."""
+        """Finish the checkpoints that were begun, and send the last messages."""
         self._saver.finish()
         self._current = None
         self._sums.close()
-        world, self._world = self._world, None
-        self._drop_old()
-        if world is not None:
-            world.group.abort("this worker ends")
-            world.group.close()
+        self._worlds.close()
         self._control.close()

@@ -22,6 +22,7 @@ from elasticdl.collective.shared import MOST_MEMBERS, Segment, Shared, mapped
 from elasticdl.collective.store import RelayedStore
 from elasticdl.collective.transfer import receive_state, send_state
 from elasticdl.collective.tree import one_node_each, runs
+from elasticdl.errors import CalledOff, DataError, GroupBroken
 from elasticdl.wire import control_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,10 @@ class World:
         """Every member's bytes, by rank."""
         return gather_bytes(self.group, mine)
 
+    def close(self, reason: str) -> None:
+        self.group.abort(reason)
+        self.group.close()
+
 
 def to_resend(known: Sequence[set[int]], rank: int, reported: Iterable[int]) -> set[int]:
     """The evaluations that this member sends: the one that should have is gone, and the master did not receive them.
@@ -70,8 +75,8 @@ def to_resend(known: Sequence[set[int]], rank: int, reported: Iterable[int]) -> 
 
 
 @dataclass
-class Formation:
-    """Forms a world that the master has started."""
+class Worlds:
+    """The worlds of this worker, one after the other."""
 
     control: SharedSession
     host: str  # at which other members reach this one
@@ -81,11 +86,75 @@ class Formation:
     device: torch.device  # where sums are made: on a GPU only if their order does not matter
     segment: Segment | None = None  # memory for sums, where all members can read it
     ordered: bool = False  # sums along the tree: the memory has room for one node
+    current: World | None = None
+    _previous: World | None = None  # kept open: slower members may still be reading the last exchange from it
 
-    def form(self, start: pb.Start) -> World:
+    def enter(self) -> World | None:
+        """The world that the master has started; None where it could not be formed."""
+        start = self.control.call(lambda s: s.enter())
+        if start is None:
+            return None
+        try:
+            world = self._form(start)
+        except CalledOff as reason:
+            log.info("Abandoned world %d: %s", start.generation, reason)
+            self.control.leave_world()
+            return None
+        except GroupBroken as broken:
+            log.warning("Could not form world %d: %s", start.generation, broken)
+            self.control.leave_world(str(broken), broken.suspects)
+            return None
+        except DataError as error:
+            log.warning("Could not form world %d: %s", start.generation, error)
+            self.control.leave_world(str(error), unreadable=start.directory)
+            return None
+        self._close_previous()
+        self.current = world
+        first, stop = world.run
+        log.info(
+            "World %d: rank %d of %d, virtual workers %d to %d, step %d",
+            start.generation, world.rank, len(world.members), first, stop - 1, start.state.step,
+        )  # fmt: skip
+        return world
+
+    def leave(self, broken: GroupBroken | None = None) -> None:
+        """Leave the current world: after a step at which all members stop, or in the middle of one."""
+        world, self.current = self.current, None
+        in_order = broken is None and not self.control.call(lambda s: s.called_off)
+        if broken is None:
+            self.control.leave_world()
+        else:
+            self.control.leave_world(str(broken), broken.suspects)
+        self._close_previous()
+        if in_order:
+            self._previous = world
+        elif world is not None:
+            world.close("the world was abandoned")
+
+    def abandon(self, reason: CalledOff | GroupBroken, what: str) -> None:
+        """Leave the current world, since `what` it did was called off or broke it."""
+        if isinstance(reason, GroupBroken):
+            log.warning("The world broke at step %d: %s", self.control.call(lambda s: s.world.state[1]), reason)
+            self.leave(reason)
+        else:
+            log.info("Abandoned %s: %s", what, reason)
+            self.leave()
+
+    def close(self) -> None:
+        self._close_previous()
+        world, self.current = self.current, None
+        if world is not None:
+            world.close("this worker ends")
+
+    def _close_previous(self) -> None:
+        previous, self._previous = self._previous, None
+        if previous is not None:
+            previous.group.close()
+
+    def _form(self, start: pb.Start) -> World:
         """Build the group, take over the state and report it. Raises CalledOff, GroupBroken or DataError."""
         control, members = self.control, tuple(start.members)
-        rank = members.index(control.call(lambda s: s.replica))
+        rank = control.call(lambda s: s.world.rank)
         began = time.monotonic()
         control.doing("build")
         store = RelayedStore(

@@ -17,14 +17,14 @@ pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 FOUR = Description(epochs=8, workers=4, minibatch=8, evaluation_steps=1000)
 NOTICED = re.compile(
-    r"^\[(\S+ \S+)\] \[\w+\] \[\S+\] (?:The world broke|Step \d+ is given up|World (\d+): rank)", re.MULTILINE
+    r"^\[(\S+ \S+)\] \[\w+\] \[\S+\] (?:The world broke|Abandoned step \d+|World (\d+): rank)", re.MULTILINE
 )
 
 
 def noticed_at(job: RunningJob, worker: str, generation: int) -> float | None:
-    """When the worker gave up what it did in the world of this generation, in seconds since the epoch; by its log.
+    """When the worker abandoned its step in the world of this generation, in seconds since the epoch; by its log.
 
-    One that was told between two exchanges says only that it is in the next world.
+    A worker that was called off between two exchanges only logs that it is in the next world.
     """
     inside = False
     for when, entered in NOTICED.findall(allreduce.story_of(job, worker)):
