@@ -6,6 +6,7 @@ A version is one update of the model. In asynchronous training each batch is one
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -77,6 +78,11 @@ class Shard:
     @property
     def order(self) -> tuple[int, int, int]:
         return (URGENCY[self.kind], self.round, self.index)
+
+
+def put(line: list[Shard], s: Shard) -> None:
+    """Into its place among shards that wait, by urgency."""
+    insort(line, s, key=lambda s: s.order)
 
 
 @dataclass(frozen=True)

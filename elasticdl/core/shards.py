@@ -29,8 +29,8 @@ from elasticdl.core.events import (
     ReplicaLeaving,
     ShardCompleted,
 )
-from elasticdl.core.plan import EpochDone, Kind, Position, Shard
-from elasticdl.core.searches import SearchedShards
+from elasticdl.core.plan import EpochDone, Kind, Plan, Position, Shard, put
+from elasticdl.core.searches import Searches
 from elasticdl.job.outcome import Outcome
 
 REFUSALS = 4  # a lease given back again and again for the same reason will never be worked on
@@ -62,7 +62,11 @@ class Seat:
 
 
 @dataclass
-class Shards(SearchedShards):
+class Shards:
+    plan: Plan
+    searches: Searches = field(default_factory=Searches)
+    waiting: list[Shard] = field(default_factory=list)  # given back or added, by urgency
+    version: int = 0  # updates of the model that every server has made
     seats: dict[str, Seat] = field(default_factory=dict)
     epoch: int = 0  # the next fresh shard is (epoch, index)
     index: int = 0
@@ -110,9 +114,9 @@ class Shards(SearchedShards):
                         out.append(FinishJob(Outcome.FAILED, f"{shard} was given back {held.refusals} times: {reason}"))
             case ShardsAdded(shards):
                 for s in shards:
-                    self.wait(s)
+                    put(self.waiting, s)
             case RecordIdentified(shard, position, record, name):
-                self._identified(shard, position, record, name, out)
+                self.searches.identified(shard, position, record, name, self.waiting, out)
             case _:
                 return []
         self._grant(now, out)
@@ -125,7 +129,7 @@ class Shards(SearchedShards):
         """No training shard is left, waiting or leased."""
         return (
             self.plan.shard(*self._fresh()) is None
-            and not self.searches
+            and not self.searches.open
             and not any(s.kind is Kind.TRAIN for s in self.waiting)
             and not any(s.kind is Kind.TRAIN for s in self.leased.values())
         )
@@ -138,7 +142,7 @@ class Shards(SearchedShards):
         """Training shards that were leased before and are not done: what servers keep counters for."""
         out = [s for s in self.leased.values() if s.kind is Kind.TRAIN]
         out += [s for s in self.waiting if s.kind is Kind.TRAIN and s.attempt]
-        out += [s.shard for s in self.searches.values()]
+        out += [s.shard for s in self.searches.open.values()]
         return out
 
     def idle_since(self, worker: str) -> float | None:
@@ -197,12 +201,12 @@ class Shards(SearchedShards):
         self.version = to.version
         self.leased.clear()
         self.waiting.clear()
-        self.searches.clear()
+        self.searches.open.clear()
         self.results.clear()
         for shard_id, (next_batch, _) in sorted(to.open.items()):
             shard = self.plan.named(shard_id)
             shard.next_batch, shard.attempt = next_batch, max(1, self.attempts_before)  # the servers know it
-            self.wait(shard)
+            put(self.waiting, shard)
 
     # Steps.
 
@@ -240,10 +244,13 @@ class Shards(SearchedShards):
         s = self.leased.get(shard_id)
         return s if s is not None and s.worker == worker and s.attempt == attempt else None
 
+    def _strike(self, s: Shard, error: str, out: list[Command], hung: bool = False) -> None:
+        self.searches.strike(s, error, self.plan, self.version == 0, self.waiting, out, hung)
+
     def _take_back(self, s: Shard, out: list[Command]) -> None:
         del self.leased[s.id]
         s.worker = ""
-        self.wait(s)
+        put(self.waiting, s)
 
     def _committed(
         self, worker: str, shard_id: str, attempt: int, next_batch: int, skipped: int, now: float, out: list[Command]
@@ -282,7 +289,7 @@ class Shards(SearchedShards):
         if not self.plan.synchronous:
             return
         open_ = [s for s in (*self.leased.values(), *self.waiting) if s.kind is Kind.TRAIN]
-        open_ += [s.shard for s in self.searches.values()]
+        open_ += [s.shard for s in self.searches.open.values()]
         version = min([self.plan.version_before(*self._fresh()), *(self._round(s) for s in open_)])
         if version > self.version:
             self.version, self.version_since = version, now
@@ -296,7 +303,7 @@ class Shards(SearchedShards):
             return
         del self.leased[s.id]
         if s.kind is Kind.PROBE:
-            self._probed(s, False, "", out)
+            self.searches.probed(s, False, "", self.waiting, out)
         else:
             self.results.append((s, result))
 
@@ -353,7 +360,7 @@ class Shards(SearchedShards):
                 return
             count, worker = min(free)
             if s.alone and count:
-                self.wait(s)  # until a worker has nothing else
+                put(self.waiting, s)  # until a worker has nothing else
                 if self._make_room(s, load, out):
                     continue
                 return

@@ -112,7 +112,7 @@ class Brain:
     def _effects(self, command: c.Command) -> Iterable[Effect]:
         match command:
             case c.GrantLease(worker, shard_id, attempt):
-                shard = self.job.lease(shard_id)
+                shard = self.job.shards.leased.get(shard_id)
                 if shard is None or shard.attempt != attempt:
                     return []  # taken back by a later decision about the same event
                 grants = [Send(worker, pb.ToReplica(grant=self._grant(shard)))]
@@ -161,7 +161,7 @@ class Brain:
                 return [command]
 
     def _servers(self) -> list[str]:
-        return [r.name for r in self.job.replicas.joined("ps") if r.name in self.job.scaling.servers]
+        return [r.name for r in self.job.replicas.joined("ps") if r.name in self.job.servers.names]
 
     def _to_servers(self, message: pb.ToReplica, server: str = "") -> list[Effect]:
         return [Send(s, message) for s in ([server] if server else self._servers())]
@@ -169,7 +169,7 @@ class Brain:
     def _grant(self, s: Shard) -> pb.Grant:
         # Numbers of training records: they mean nothing for validation data.
         trains = s.kind in (Kind.TRAIN, Kind.PROBE, Kind.AUDIT)
-        bad = [b.record for b in self.job.shards.bad_records] if trains else []
+        bad = [b.record for b in self.job.shards.searches.bad_records] if trains else []
         return pb.Grant(
             shard=s.id, attempt=s.attempt, kind=s.kind, round=s.round, start=s.start, stop=s.stop,
             batches=s.batches, next_batch=s.next_batch, payload=s.payload, bad_records=bad, careful=s.careful,
@@ -181,10 +181,10 @@ class Brain:
             opened = [_opened(s) for s in self.job.shards.open_training()]
             return [Send(name, pb.ToReplica(open_shards=pb.OpenShards(open=opened)))]
         servers = sorted((r for r in replicas.values() if r.role == "ps" and r.address), key=lambda r: r.index)
-        known = [r.address for r in servers if r.state is not State.GONE and r.name in self.job.scaling.servers]
-        whole = not self.job.shards.paused and len(known) == len(self.job.scaling.servers)
+        known = [r.address for r in servers if r.state is not State.GONE and r.name in self.job.servers.names]
+        whole = not self.job.shards.paused and len(known) == len(self.job.servers.names)
         addresses = known if whole else []
-        timeline = self.job.checkpoints.timeline
+        timeline = self.job.servers.checkpoints.timeline
         members = pb.ToReplica(members=pb.Members(timeline=timeline, servers=addresses))
         names = [name] if name else [r.name for r in self.job.replicas.joined("worker")]
         return [Send(n, members) for n in names]

@@ -41,9 +41,9 @@ def restored(job: ParameterServerMachine, directory: Path, spec: JobSpec, traini
         job.shards.go_back(position)
     except ValueError as error:
         raise JobFailed(f"{directory}: {error}") from error
-    job.shards.bad_records = [BadRecord(*b) for b in manifest["bad_records"]]
+    job.shards.searches.bad_records = [BadRecord(*b) for b in manifest["bad_records"]]
     job.evaluation.go_back(position.version)
-    job.checkpoints.known = [Checkpoint(str(directory), position, lasting=True)]
+    job.servers.checkpoints.known = [Checkpoint(str(directory), position, lasting=True)]
     return job
 
 

@@ -42,15 +42,15 @@ class Chronicle:
 def phase(job: ParameterServerMachine) -> str:
     if job.outcome:
         return job.outcome
-    if job.stopping:
+    if job.servers.stopping:
         return "stopping"
-    if job.shards.paused and job.checkpoints.timeline > 1:
+    if job.shards.paused and job.servers.checkpoints.timeline > 1:
         return "going back"
     if job.shards.paused or (not job.shards.version and not job.shards.leased):
         return "starting"
-    if job.auditing and not job.audited:
+    if job.closing.auditing and not job.closing.audited:
         return "auditing"
-    if job.exporting:
+    if job.closing.exporting:
         return "exporting"
     if job.shards.trained_out:
         return "evaluating"
@@ -78,18 +78,18 @@ def status(job: ParameterServerMachine, chronicle: Chronicle, now: float, master
         losses=job.replicas.losses,
         incidents=job.replicas.incidents,
         recovery_seconds=[r.seconds for r in job.recoveries if r.seconds is not None],
-        bad_records=[b.name for b in shards.bad_records],
+        bad_records=[b.name for b in shards.searches.bad_records],
         started_at=chronicle.started_at,
         now=now,
-        output=job.exported,
-        audit=job.audited,
+        output=job.closing.exported,
+        audit=job.closing.audited,
         checkpoint=job.checkpoint,
         master_starts=master_starts,
-        timeline=job.checkpoints.timeline,
+        timeline=job.servers.checkpoints.timeline,
         repeated_batches=job.repeated,
         rollbacks=job.rollbacks,
-        servers=len(job.scaling.servers),
-        servers_wanted=job.scaling.wanted,
+        servers=len(job.servers.names),
+        servers_wanted=job.servers.wanted,
         mode=job.terms.mode,
         skipped_batches=shards.skipped,
     )

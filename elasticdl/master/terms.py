@@ -12,7 +12,7 @@ from elasticdl.job import names, storage
 from elasticdl.job.spec import JobSpec
 from elasticdl.job.strategy import strategy_of
 from elasticdl.strategies.allreduce.core.state import AllreduceTerms
-from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
+from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTerms
 
 
 def terms_of(spec: JobSpec, training_records: int, validation_records: int) -> ParameterServerTerms:

@@ -37,7 +37,7 @@ def fresh_records(shards: Shards, epoch: int) -> int:
 def check_shards(shards: Shards) -> None:
     """Conservation: every record of every epoch is done, leased, waiting, searched or fresh, exactly once."""
     plan = shards.plan
-    searched = [s.shard for s in shards.searches.values()]
+    searched = [s.shard for s in shards.searches.open.values()]
     everywhere = [*shards.waiting, *shards.leased.values(), *searched]
     twice = [i for i, n in Counter(s.id for s in everywhere).items() if n > 1]
     if twice:
@@ -108,7 +108,7 @@ def check_job(job: ParameterServerMachine) -> None:
     living = {n for n, r in job.replicas.replicas.items() if r.state not in (State.GONE, State.STOPPING)}
     if not (set(job.shards.seats) <= living):
         raise Broken(f"{set(job.shards.seats) - living} may hold leases and are gone")
-    cut = job.cuts.active
+    cut = job.servers.cuts.active
     if cut is not None and cut.phase is Phase.CUTTING:
         unclosed = {s.id for s in job.shards.open_training()}
         for counters in cut.held.values():

@@ -11,7 +11,7 @@ from elasticdl.core import events as e
 from elasticdl.core.plan import Plan
 from elasticdl.core.replicas import Budget
 from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
-from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
+from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTerms
 from tests.core.invariants import check_job
 
 STATE: TypeAdapter[ParameterServerMachine] = TypeAdapter(ParameterServerMachine)
@@ -71,7 +71,7 @@ class Play:
         """Servers stand where they were told to, or cannot; nobody named: all that are there."""
         out: list[c.Command] = []
         for server in servers or [r.name for r in self.job.replicas.joined("ps")]:
-            timeline = self.job.checkpoints.timeline
+            timeline = self.job.servers.checkpoints.timeline
             if not error:
                 self.timelines[server] = timeline
             out += self.hear(e.ServerRestored(server, timeline, error), 0.0)
@@ -126,7 +126,7 @@ class Play:
 
     def save(self, **counters: int) -> list[c.Command]:
         """The cut that is under way, from the barrier to the manifest; with the counters of all open shards."""
-        cut = self.job.cuts.active
+        cut = self.job.servers.cuts.active
         assert cut is not None
         shards = {f"train/0/{'abcdefgh'.index(k)}": n for k, n in counters.items()}
         mine = {s.id: max(s.next_batch, shards.get(s.id, 0)) for s in self.job.shards.open_training()}

@@ -24,7 +24,7 @@ def saved_at_4(records: int = 40, servers: int = 2, **more: Any) -> Play:
     play.commit("train/0/1", 1)
     play.save()
     play.commit("train/0/1", 3)
-    assert play.job.checkpoints.newest.position.version == 4 and play.job.shards.version == 6
+    assert play.job.servers.checkpoints.newest.position.version == 4 and play.job.shards.version == 6
     return play
 
 
@@ -32,7 +32,7 @@ def finish(play: Play) -> None:
     """Train what is left, with all checkpoints that come on the way."""
     for _ in range(100):
         play.train_out()
-        if play.job.cuts.active is None:
+        if play.job.servers.cuts.active is None:
             return
         play.save()
     raise AssertionError("the job does not end")

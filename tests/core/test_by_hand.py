@@ -5,7 +5,7 @@ from __future__ import annotations
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.replicas import PREEMPTED
-from elasticdl.strategies.parameter_servers.core.state import BY_HAND
+from elasticdl.strategies.parameter_servers.core.machine import BY_HAND
 from tests.core.playing import PS0, STATE, W1, W2, Play, of
 
 

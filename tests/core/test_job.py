@@ -58,7 +58,7 @@ def test_the_model_is_exported_by_one_worker_after_everything_else() -> None:
     assert [s.id for s in play.job.shards.leased.values()] == ["export/0/0"]
     assert not play.job.outcome
     play.complete("export/0/0", "/models/m")
-    assert play.job.exported == "/models/m" and play.job.outcome == "succeeded"
+    assert play.job.closing.exported == "/models/m" and play.job.outcome == "succeeded"
 
 
 def test_a_lost_exporter_is_followed_by_another() -> None:

@@ -14,6 +14,7 @@ from elasticdl.core import events as e
 from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.plan import Kind, Plan, Shard
 from elasticdl.core.replicas import CAUSES, Budget, Replicas, State
+from elasticdl.core.searches import Searches
 from elasticdl.core.shards import Shards, ShardsAdded, WorkerLost
 from elasticdl.strategies.parameter_servers.core.cuts import Phase
 from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
@@ -35,7 +36,7 @@ class ShardsMachine(RuleBasedStateMachine):
         records=st.integers(1, 20), minibatch=st.integers(1, 3), per=st.integers(1, 3), epochs=st.integers(1, 2)
     )
     def begin(self, records: int, minibatch: int, per: int, epochs: int) -> None:
-        self.new = lambda: Shards(Plan(records, minibatch, per, epochs), max_bad_records=1000, paused=False)
+        self.new = lambda: Shards(Plan(records, minibatch, per, epochs), Searches(1000), paused=False)
         self.shards = self.new()
         self.said: list[tuple[e.Event, float]] = []
         self.now, self.version, self.rounds = 0.0, 0, 0
@@ -101,7 +102,7 @@ class ShardsMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), position=st.integers(0, 20))
     def identify(self, data: st.DataObject, position: int) -> None:
-        ids = [*self.shards.searches, "train/0/0"]
+        ids = [*self.shards.searches.open, "train/0/0"]
         self.hear(e.RecordIdentified(data.draw(st.sampled_from(ids)), position, position, "r"))
 
     @rule(kind=st.sampled_from([Kind.EVALUATE, Kind.EXPORT]))
@@ -279,16 +280,16 @@ class JobMachine(RuleBasedStateMachine):
         return self.play.job
 
     def hear(self, event: e.Event, after: float = 0.1) -> None:
-        before = self.job.checkpoints.timeline, self.job.shards.highest_attempt
+        before = self.job.servers.checkpoints.timeline, self.job.shards.highest_attempt
         out = self.play.hear(event, after)
         for grant in of(c.GrantLease, out):
-            if self.job.checkpoints.timeline > before[0]:
+            if self.job.servers.checkpoints.timeline > before[0]:
                 assert grant.attempt > before[1], "a lease that servers may take for one of the timeline before"
         for restore in of(c.RestoreServer, out):
             assert restore.directory in self.saved, f"{restore} was never published, or is deleted"
         for delete in of(c.DeleteCheckpoints, out):
             self.saved -= set(delete.directories)
-        known = {k.directory for k in self.job.checkpoints.known}
+        known = {k.directory for k in self.job.servers.checkpoints.known}
         assert self.job.outcome or known <= self.saved, "a checkpoint that may be needed is deleted"
         for question in list(of(c.IdentifyRecord, out)):
             self.play.hear(e.RecordIdentified(question.shard, question.position, question.position, "r"), 0.0)
@@ -303,7 +304,7 @@ class JobMachine(RuleBasedStateMachine):
         self.hear(e.ReplicaStarted(r.name, r.uid or f"u{len(self.play.journal)}"))
         held = [s for s in self.job.shards.leased.values() if s.worker == r.name]
         holdings = tuple(e.Holding(s.id, s.attempt, s.next_batch) for s in held if data.draw(st.booleans()))
-        timeline = data.draw(st.integers(0, self.job.checkpoints.timeline)) if r.role == "ps" else 0
+        timeline = data.draw(st.integers(0, self.job.servers.checkpoints.timeline)) if r.role == "ps" else 0
         capacity = 2 if r.role == "worker" else 0
         incarnation = r.incarnation or f"i{len(self.play.journal)}"
         self.hear(e.ReplicaJoined(r.name, incarnation, "at", holdings, capacity, timeline))
@@ -338,8 +339,8 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), old=st.integers(0, 5))
     def server_answers(self, data: st.DataObject, old: int) -> None:
-        cut = self.job.cuts.active
-        number = (cut.number if cut is not None else self.job.cuts.numbers) - (old == 0)
+        cut = self.job.servers.cuts.active
+        number = (cut.number if cut is not None else self.job.servers.cuts.numbers) - (old == 0)
         server = self.some(data, "ps").name
         if cut is not None and cut.phase is Phase.CUTTING:
             self.hear(e.ServerCut(server, number))
@@ -349,21 +350,21 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), old=st.integers(0, 5), trouble=st.integers(0, 5))
     def server_wrote(self, data: st.DataObject, old: int, trouble: int) -> None:
-        writing = self.job.checkpoints.writing
+        writing = self.job.servers.checkpoints.writing
         if writing is not None:
             error = "" if trouble else "No space left on device"
             self.hear(e.ServerWrote(self.some(data, "ps").name, writing.cut - (old == 0), "part", error))
 
     @rule(data=st.data(), old=st.integers(0, 5), trouble=st.integers(0, 5))
     def server_restored(self, data: st.DataObject, old: int, trouble: int) -> None:
-        r, now = self.some(data, "ps"), self.job.checkpoints
+        r, now = self.some(data, "ps"), self.job.servers.checkpoints
         if r.state is State.JOINED:
             damaged = not trouble and now.newest.directory and r.name not in now.restored
             self.hear(e.ServerRestored(r.name, now.timeline - (old == 0), "damaged" if damaged else ""))
 
     @rule(trouble=st.integers(0, 5))
     def publish(self, trouble: int) -> None:
-        for asked in of(c.PublishCheckpoint, self.job.checkpoints.unanswered()):
+        for asked in of(c.PublishCheckpoint, self.job.servers.checkpoints.unanswered()):
             directory = f"version-{asked.position.version}"
             if trouble:
                 self.saved.add(directory)
@@ -419,12 +420,12 @@ def settle(machine: JobMachine) -> None:
                 capacity = 2 if r.role == "worker" else 0
                 incarnation = r.incarnation or f"calm{len(machine.play.journal)}"  # each process has its own
                 machine.hear(e.ReplicaJoined(r.name, incarnation, "at", holdings, capacity))
-            if r.role == "ps" and r.state is State.JOINED and r.name not in job.checkpoints.restored:
-                machine.hear(e.ServerRestored(r.name, job.checkpoints.timeline))
+            if r.role == "ps" and r.state is State.JOINED and r.name not in job.servers.checkpoints.restored:
+                machine.hear(e.ServerRestored(r.name, job.servers.checkpoints.timeline))
         leaving = [w for w, seat in job.shards.seats.items() if seat.leaving]
         for worker in leaving:
             machine.hear(e.ReplicaGone(worker, "", CAUSES[0], "left"))
-        for question in job.shards.unanswered():
+        for question in job.shards.searches.unanswered():
             assert isinstance(question, c.IdentifyRecord)
             machine.hear(e.RecordIdentified(question.shard, question.position, question.position, "r"))
         for s in list(job.shards.leased.values()):
@@ -432,15 +433,15 @@ def settle(machine: JobMachine) -> None:
                 machine.hear(e.BatchesCommitted(s.worker, s.id, s.attempt, s.next_batch + 1, 0.5))
             else:
                 machine.hear(e.ShardCompleted(s.worker, s.id, s.attempt, '"r"'))
-        cut = job.cuts.active
-        for server in job.cuts.servers if cut is not None else ():
+        cut = job.servers.cuts.active
+        for server in job.servers.cuts.servers if cut is not None else ():
             if cut is not None and cut.phase is Phase.CUTTING:
                 machine.hear(e.ServerCut(server, cut.number))
             elif cut is not None:
                 counters = {s.id: max(s.next_batch, cut.limits.get(s.id, 0)) for s in job.shards.open_training()}
                 machine.hear(e.ServerHeld(server, cut.number, tuple(counters.items())))
-        writing = job.checkpoints.writing
-        for server in job.checkpoints.servers if writing is not None else ():
+        writing = job.servers.checkpoints.writing
+        for server in job.servers.checkpoints.servers if writing is not None else ():
             machine.hear(e.ServerWrote(server, writing.cut if writing is not None else 0, "part"))
         machine.publish(1)
         machine.hear(e.TimePassed(), after=1.0)

@@ -67,7 +67,9 @@ def test_a_checkpoint_by_the_clock_takes_the_turn_of_an_evaluation_that_is_far_a
     out = play.hear(e.TimePassed(), after=10.0)
     assert of(c.ReleaseServers, out)[0].cut == 1 and c.HoldServers(2, 0) in out
     play.save()
-    assert play.job.cuts.active is not None and play.job.cuts.active.purpose == "view", "and then it is its turn again"
+    assert play.job.servers.cuts.active is not None and play.job.servers.cuts.active.purpose == "view", (
+        "and then it is its turn again"
+    )
 
 
 def test_a_disk_that_is_full_is_told_and_the_checkpoint_before_stays() -> None:
@@ -180,7 +182,7 @@ def test_reports_of_the_old_timeline_do_not_count() -> None:
     assert play.job.shards.version == 4, "nor from who was away all the time"
     play.hear(e.ServerRestored(PS0, 1))
     play.hear(e.ServerRestored(PS0, 1, "damaged"))
-    assert play.job.checkpoints.timeline == 2 and not play.job.outcome
+    assert play.job.servers.checkpoints.timeline == 2 and not play.job.outcome
 
 
 def test_news_of_the_servers_earlier_life_do_not_cost_another_rollback() -> None:
@@ -190,14 +192,14 @@ def test_news_of_the_servers_earlier_life_do_not_cost_another_rollback() -> None
     play.hear(gone)
     play.join(PS0)
     play.hear(gone)
-    assert play.job.checkpoints.timeline == 2 and play.job.replicas.losses == 1
+    assert play.job.servers.checkpoints.timeline == 2 and play.job.replicas.losses == 1
 
 
 def test_two_servers_lost_at_once_mean_two_timelines_and_the_same_place() -> None:
     play = saved_at_4()
     play.end(PS0, PREEMPTED)
     play.end(PS1, PREEMPTED)
-    assert play.job.checkpoints.timeline == 3 and play.job.shards.version == 4
+    assert play.job.servers.checkpoints.timeline == 3 and play.job.shards.version == 4
     assert play.job.repeated == 2, "what was lost was lost once"
     play.join(PS0)
     play.join(PS1)
@@ -221,13 +223,13 @@ def test_a_cut_and_a_checkpoint_under_way_are_forgotten_with_their_timeline() ->
     play.hold(2, c=2)
     play.freeze(2)
     play.end(PS1, PREEMPTED)
-    assert play.job.checkpoints.writing is None and play.job.cuts.active is None
+    assert play.job.servers.checkpoints.writing is None and play.job.servers.cuts.active is None
     play.hear(e.ServerWrote(PS0, 2, "f0"))
     play.join(PS1)
     play.restored(PS0)
     play.hear(e.ServerWrote(PS1, 2, "f1"))
     assert [x.cut for x in of(c.PublishCheckpoint, play.all)] == [1]
-    assert play.job.checkpoints.newest.position.version == 4
+    assert play.job.servers.checkpoints.newest.position.version == 4
 
 
 def test_a_checkpoint_published_into_a_timeline_that_was_over_is_removed_again() -> None:
@@ -238,7 +240,7 @@ def test_a_checkpoint_published_into_a_timeline_that_was_over_is_removed_again()
     play.write(2)
     play.end(PS1, PREEMPTED)
     assert play.publish() == [c.DeleteCheckpoints(("/c/version-8",))], "or it would pass for the newest one"
-    assert play.job.checkpoints.newest.position.version == 4
+    assert play.job.servers.checkpoints.newest.position.version == 4
 
 
 # Whose fault it was.
@@ -259,7 +261,7 @@ def test_a_worker_that_falls_over_the_rollback_costs_neither_its_budget_nor_a_re
     play = saved_at_4(budget=Budget(crashes=0))
     play.end(PS0, PREEMPTED)
     play.end(W0, CRASHED, "exit code 1")
-    assert not play.job.outcome and not play.job.shards.searches
+    assert not play.job.outcome and not play.job.shards.searches.open
     assert not any(s.strikes for s in play.job.shards.waiting)
 
 

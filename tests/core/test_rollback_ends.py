@@ -20,7 +20,7 @@ def test_metrics_of_versions_that_never_were_are_forgotten() -> None:
     play.commit("train/0/0", 3)
 
     def evaluate(number: int, metrics: str) -> None:
-        cut = play.job.cuts.active
+        cut = play.job.servers.cuts.active
         assert cut is not None and cut.purpose == "view"
         mine = {s.id: s.next_batch for s in play.job.shards.open_training()}
         play.hear(e.ServerHeld(PS0, cut.number, tuple(mine.items())))
@@ -37,7 +37,10 @@ def test_metrics_of_versions_that_never_were_are_forgotten() -> None:
     play.end(PS0, PREEMPTED)
     assert play.job.evaluation.done == [(3, '{"loss": 3}')]
     play.join(PS0)
-    assert play.job.cuts.active is not None and (play.job.cuts.active.purpose, play.job.cuts.active.at) == ("view", 6)
+    assert play.job.servers.cuts.active is not None and (
+        play.job.servers.cuts.active.purpose,
+        play.job.servers.cuts.active.at,
+    ) == ("view", 6)
 
 
 def test_a_round_that_was_under_way_is_held_again_where_everybody_went_back_to() -> None:
@@ -48,10 +51,10 @@ def test_a_round_that_was_under_way_is_held_again_where_everybody_went_back_to()
     play.hold(1)
     play.freeze(1)
     play.save()
-    assert play.job.evaluation.current is not None and play.job.checkpoints.newest.position.version == 4
+    assert play.job.evaluation.current is not None and play.job.servers.checkpoints.newest.position.version == 4
     play.end(PS0, PREEMPTED)
     play.join(PS0)
-    cut = play.job.cuts.active
+    cut = play.job.servers.cuts.active
     assert cut is not None and (cut.purpose, cut.at) == ("view", 4), "its view went with the server"
 
 
@@ -63,7 +66,7 @@ def test_an_export_is_made_anew_of_the_model_that_survives() -> None:
     out = play.end(PS0, PREEMPTED)
     assert [x.shard for x in of(c.RevokeLease, out)] == ["export/0/0"]
     play.hear(e.ShardCompleted(W0, "export/0/0", lease.attempt, "/models/m"))
-    assert play.job.exported == "", "of a model that is lost"
+    assert play.job.closing.exported == "", "of a model that is lost"
     play.join(PS0)
     play.train_out()
     assert play.job.shards.leased["export/0/0"].attempt > lease.attempt
@@ -77,7 +80,7 @@ def test_an_audit_is_made_anew_too() -> None:
     play.train_out()
     play.complete("audit/0/0", "exact")
     play.end(PS0, PREEMPTED)
-    assert play.job.audited == ""
+    assert play.job.closing.audited == ""
     play.join(PS0)
     play.train_out()
     assert "audit/0/0" in play.job.shards.leased
@@ -98,7 +101,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_saying_so() -> None:
         "is wrong"
     ) in texts(out)
     assert "goes back from version 8 to version 4 (/c/version-4)" in texts(out)
-    assert play.job.checkpoints.timeline == 3, "who stands at version 8 already must go back too"
+    assert play.job.servers.checkpoints.timeline == 3, "who stands at version 8 already must go back too"
     play.join(PS1)
     play.restored(PS0)
     assert play.job.shards.version == 4 and not play.job.shards.paused
@@ -113,7 +116,7 @@ def test_when_no_checkpoint_can_be_read_the_job_begins_anew() -> None:
 
 def test_a_job_that_began_with_a_checkpoint_cannot_do_without_it() -> None:
     play = Play(records=40)
-    play.job.checkpoints.known[0].directory = "/other/version-50"
+    play.job.servers.checkpoints.known[0].directory = "/other/version-50"
     play.hear(e.ReplicaStarted(PS0, play.uid(PS0)))
     play.hear(e.ReplicaJoined(PS0, play.incarnation(PS0), "at"))
     out = play.restored(PS0, error="/other/version-50/part: No such file")
@@ -141,7 +144,7 @@ def test_a_server_that_is_told_to_go_is_saved_first_and_nothing_is_lost() -> Non
         out
     )
     assert play.job.repeated == 0 and play.job.shards.version == 7
-    assert not play.job.servers_leaving
+    assert not play.job.servers.leaving
     play.join(PS1)
     play.restored(PS0)
     finish(play)
@@ -163,7 +166,7 @@ def test_a_server_that_does_not_wait_for_its_part_to_be_saved_is_a_server_lost()
     play = saved_at_4()
     play.hear(e.ReplicaLeaving(PS1))
     play.end(PS1, PREEMPTED, "killed by SIGTERM")
-    assert play.job.shards.version == 4 and not play.job.servers_leaving
+    assert play.job.shards.version == 4 and not play.job.servers.leaving
     play.join(PS1)
     play.restored(PS0)
     finish(play)
@@ -247,7 +250,7 @@ def test_a_master_that_comes_back_tells_servers_again_what_they_have_to_write() 
     assert of(c.CutServers, play.join(PS1)) == [c.CutServers(2, "save", PS1)]
     play.hear(e.ServerWrote(PS1, 2, "f1"))
     play.publish()
-    assert play.job.checkpoints.newest.position.version == 8
+    assert play.job.servers.checkpoints.newest.position.version == 8
 
 
 def test_recovery_is_counted_until_anything_moves_again() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.plan import Plan
+from elasticdl.core.searches import Searches
 from elasticdl.core.shards import Shards
 from elasticdl.strategies.parameter_servers.core.cuts import SAVE, VIEW, Cuts
 from tests.core.invariants import check_shards
@@ -23,7 +24,7 @@ class Table:
     """Shards of one record each, in rounds; every event is followed by the invariants."""
 
     def __init__(self, records: int = 10, rounds: int = 2, bad: int = 0) -> None:
-        self.shards = Shards(plan(records, rounds), max_bad_records=bad, paused=False)
+        self.shards = Shards(plan(records, rounds), Searches(bad), paused=False)
         self.now = 0.0
 
     def hear(self, event: e.Event) -> list[c.Command]:
@@ -184,6 +185,6 @@ def test_a_checkpoint_holds_whole_rounds_and_a_rollback_trains_the_rest_again() 
     assert play.job.shards.version == 0
     play.join(PS0)
     for server in (PS0, PS1):
-        play.hear(e.ServerRestored(server, play.job.checkpoints.timeline))
+        play.hear(e.ServerRestored(server, play.job.servers.checkpoints.timeline))
     assert sorted(play.job.shards.leased) == ["train/0/0", "train/0/1"]
     assert {s.worker for s in play.job.shards.leased.values()} == {W0}

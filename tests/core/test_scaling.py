@@ -19,7 +19,7 @@ def scaled(play: Play, count: int, role: str = "ps") -> list[c.Command]:
 
 def save_held(play: Play, servers: tuple[str, ...], **counters: int) -> list[c.Command]:
     """The cut that comes before another number of servers, up to its manifest."""
-    cut = play.job.cuts.numbers
+    cut = play.job.servers.cuts.numbers
     out = []
     for s in servers:
         out += play.held(s, cut, **counters)
@@ -62,7 +62,7 @@ def test_everybody_goes_on_at_the_very_version_of_the_cut_with_the_new_number_of
     assert "there are 2 servers instead of 1" in texts(out)
     out = play.restored(PS0, PS1)
     assert of(c.GrantLease, out) and not play.job.shards.paused
-    assert play.job.scaling.servers == play.job.cuts.servers == play.job.checkpoints.servers == (PS0, PS1)
+    assert play.job.servers.names == play.job.servers.cuts.servers == play.job.servers.checkpoints.servers == (PS0, PS1)
 
 
 def test_fewer_servers_wait_for_nobody_and_the_last_ones_go_when_their_rows_are_safe() -> None:
@@ -82,7 +82,7 @@ def test_a_server_that_is_only_to_come_may_die_without_anybody_going_back() -> N
     play = trained()
     scaled(play, 2)
     out = play.end(PS1, PREEMPTED)
-    assert play.job.checkpoints.timeline == 1 and not of(c.RestoreServer, out)
+    assert play.job.servers.checkpoints.timeline == 1 and not of(c.RestoreServer, out)
     assert [x.index for x in of(c.LaunchReplica, out)] == [1]
 
 
@@ -93,7 +93,7 @@ def test_a_new_server_that_cannot_start_is_given_up_and_the_job_goes_on() -> Non
         out = play.end(PS1, CRASHED)
         play.hear(e.TimePassed(), after=60.0)
     assert "failed 2 times" in texts(out) and "the job goes on without it" in texts(out)
-    assert not play.job.outcome and play.job.scaling.wanted == 1
+    assert not play.job.outcome and play.job.servers.wanted == 1
     play.commit("train/0/0", 3)
 
 
@@ -101,7 +101,7 @@ def test_an_old_server_lost_before_the_cut_is_an_ordinary_rollback_and_scaling_g
     play = trained()
     scaled(play, 2)
     play.end(PS0, PREEMPTED)
-    assert play.job.checkpoints.timeline == 2
+    assert play.job.servers.checkpoints.timeline == 2
     play.join(PS0)
     out = play.join(PS1)
     assert of(c.HoldServers, out)
@@ -118,7 +118,7 @@ def test_a_change_of_mind_while_the_servers_write_lets_them_go_on() -> None:
     scaled(play, 1)
     play.hear(e.ServerWrote(PS0, 1, "part"))
     out = play.hear(e.CheckpointPublished(1, "/c/version-2"))
-    assert c.ReleaseServers(1) in out and play.job.checkpoints.timeline == 1
+    assert c.ReleaseServers(1) in out and play.job.servers.checkpoints.timeline == 1
     play.commit("train/0/0", 3)
 
 
@@ -154,7 +154,7 @@ def test_workers_come_and_go_by_number() -> None:
 )
 def test_impossible_numbers_are_refused_with_the_reason(role: str, count: int, words: str) -> None:
     play = trained()
-    assert words in play.job.scaling.refused(role, count)
+    assert words in play.job.refused(role, count)
     out = scaled(play, count, role)
     assert words in texts(out) and not of(c.LaunchReplica, out)
 

@@ -7,7 +7,7 @@ import pytest
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.plan import Kind, Plan, Shard
-from elasticdl.core.searches import STRIKES
+from elasticdl.core.searches import STRIKES, Searches
 from elasticdl.core.shards import REFUSALS, Shards, ShardsAdded, WorkerLost
 from tests.core.invariants import check_shards
 
@@ -18,7 +18,7 @@ class Table:
     def __init__(
         self, records: int = 12, minibatch: int = 2, per_shard: int = 2, epochs: int = 1, bad: int = 0
     ) -> None:
-        self.shards = Shards(Plan(records, minibatch, per_shard, epochs), max_bad_records=bad, paused=False)
+        self.shards = Shards(Plan(records, minibatch, per_shard, epochs), Searches(bad), paused=False)
         self.now = 0.0
 
     def hear(self, event: e.Event) -> list[c.Command]:
@@ -89,7 +89,7 @@ def test_a_shard_is_never_dropped_however_often_its_worker_is_lost() -> None:
     for attempt in range(1, 30):
         assert leases(table.join(f"w{attempt}", capacity=1)) == [(f"w{attempt}", "train/0/0", attempt)]
         table.lose(f"w{attempt}")
-    assert not table.shards.searches and table.shards.waiting[0].strikes == 0, "loss is nobody's fault"
+    assert not table.shards.searches.open and table.shards.waiting[0].strikes == 0, "loss is nobody's fault"
 
 
 def test_the_report_of_an_old_lease_is_refused_and_its_worker_told() -> None:
@@ -221,7 +221,7 @@ def search(table: Table, worker: str, shard: str, guilty: set[int], rounds: int 
         if not mine or any(isinstance(x, c.FinishJob) for x in told):
             return told
         s = mine[0]
-        aside = {b.record for b in table.shards.bad_records}
+        aside = {b.record for b in table.shards.searches.bad_records}
         start = s.start + s.next_batch * 2 if s.kind is Kind.TRAIN else s.start
         stop = min(start + 2, s.stop) if s.kind is Kind.TRAIN else s.stop
         if (guilty - aside) & set(range(start, stop)):
@@ -241,7 +241,7 @@ def test_a_bad_record_is_found_by_halves_and_set_aside() -> None:
     table = Table(records=12, per_shard=3, bad=1)
     table.join("a", capacity=1)
     told = search(table, "a", "train/0/0", {3})
-    assert [b.record for b in table.shards.bad_records] == [3]
+    assert [b.record for b in table.shards.searches.bad_records] == [3]
     assert "record 3 of a.rec cannot be trained and is set aside (1 so far)" in texts(told)
     assert table.shards.trained_out and table.shards.done_records == 12, "its batch counts as trained without it"
 
@@ -260,7 +260,7 @@ def test_two_bad_records_in_one_batch_are_both_found() -> None:
     table = Table(records=12, bad=5)
     table.join("a", capacity=1)
     search(table, "a", "train/0/1", {4, 5})
-    assert sorted(b.record for b in table.shards.bad_records) == [4, 5] and table.shards.trained_out
+    assert sorted(b.record for b in table.shards.searches.bad_records) == [4, 5] and table.shards.trained_out
 
 
 def test_the_first_batch_failing_ends_the_job_with_the_users_traceback() -> None:
@@ -305,7 +305,7 @@ def test_the_answer_to_an_older_search_changes_nothing() -> None:
     for _ in range(STRIKES):
         table.fail("a", "train/0/0")
     assert table.hear(e.RecordIdentified("train/0/0", 0, 0, "record 0")) == []
-    assert "train/0/0" in table.shards.searches and not table.shards.bad_records
+    assert "train/0/0" in table.shards.searches.open and not table.shards.searches.bad_records
 
 
 def test_a_batch_that_crashes_though_no_record_does_is_tried_again_and_then_fails_the_job() -> None:

@@ -28,7 +28,7 @@ from elasticdl.master.master import Master
 from elasticdl.master.terms import terms_of
 from elasticdl.ps.ledger import Ledger, Push, Verdict
 from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
-from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
+from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTerms
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server

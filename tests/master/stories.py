@@ -10,7 +10,7 @@ from elasticdl.core.plan import Plan
 from elasticdl.core.replicas import PREEMPTED
 from elasticdl.job.names import replica_name
 from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
-from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
+from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTerms
 
 TERMS = ParameterServerTerms("j", workers=2, servers=1, plan=Plan(1000, 10, 5, 2), evaluation_steps=0)
 
@@ -42,7 +42,7 @@ def story(
             joined.add(name)
             tell(e.ReplicaStarted(name, f"uid of {name}"))
             address = f"tcp://{name}" if "-ps-" in name else ""
-            tell(e.ReplicaJoined(name, f"process of {name}", address, (), 2, timeline=job.checkpoints.timeline))
+            tell(e.ReplicaJoined(name, f"process of {name}", address, (), 2, timeline=job.servers.checkpoints.timeline))
         workers = [n for n in alive if "worker" in n]
         if random.random() < deaths and workers:
             lost = random.choice(workers)

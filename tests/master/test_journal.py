@@ -24,7 +24,7 @@ from elasticdl.core.plan import Plan
 from elasticdl.errors import JobFailed
 from elasticdl.master.journal import Journal
 from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
-from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
+from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTerms
 from tests.master.stories import TERMS, story
 
 ROOT = Path(__file__).resolve().parents[2]

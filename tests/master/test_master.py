@@ -190,7 +190,7 @@ def test_servers_that_are_lost_come_back_and_everything_counts_once_in_the_model
                 for n in range(3):
                     await until(stage, lambda n=n: version(stage) > 18 * (n + 1))  # type: ignore[misc]
                     stage.cluster.preempt(f"elasticdl-j-ps-{n % 2}")
-                    await until(stage, lambda n=n: master.job.checkpoints.timeline > n + 1)  # type: ignore[misc]
+                    await until(stage, lambda n=n: master.job.servers.checkpoints.timeline > n + 1)  # type: ignore[misc]
                 await running
                 await master.end()
                 status = master.status()
@@ -208,7 +208,7 @@ def test_a_server_that_died_while_the_master_was_away_comes_back_from_the_checkp
         with Stage(tmp_path, num_epochs=4, checkpoint_steps=7) as stage:
             async with stage.mastered() as master:
                 running = asyncio.create_task(master.run())
-                await until(stage, lambda: master.job.checkpoints.newest.position.version > 0)
+                await until(stage, lambda: master.job.servers.checkpoints.newest.position.version > 0)
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
             stage.cluster.preempt("elasticdl-j-ps-1")
@@ -216,7 +216,7 @@ def test_a_server_that_died_while_the_master_was_away_comes_back_from_the_checkp
                 await master.run()
                 await master.end()
                 assert master.job.outcome == "succeeded", master.job.reason
-                assert master.job.checkpoints.timeline == 2
+                assert master.job.servers.checkpoints.timeline == 2
                 stage.check_exactly_once()
 
     run(story())

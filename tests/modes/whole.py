@@ -158,7 +158,7 @@ class WholeJob:
         held = load_trainable(self.code(), self.spec.seed, None).parameters
         held = audit.added(held) if self.spec.audit else held
         servers = sorted((n, s) for n, s in self.services.items())
-        client = Client([s.address for _, s in servers], TOKEN, held, self.master.job.checkpoints.timeline)
+        client = Client([s.address for _, s in servers], TOKEN, held, self.master.job.servers.checkpoints.timeline)
         dense, state, _ = client.pull()
         tables = {}
         for table in held.tables:

@@ -12,15 +12,16 @@ from typing import Any
 from elasticdl.core.checkpoints import Checkpoints
 from elasticdl.core.commands import Command, CutServers, GrantLease
 from elasticdl.core.evaluation import Evaluation
-from elasticdl.core.events import Event, MasterStarted, ReplicaGone
+from elasticdl.core.events import Event, MasterStarted, ReplicaGone, ServerWrote
 from elasticdl.core.plan import Kind, Position, Shard
 from elasticdl.core.replicas import CRASHED, PREEMPTED, Replicas, State
+from elasticdl.core.searches import Searches
 from elasticdl.core.shards import Shards, WorkerLost
 from elasticdl.ps.ledger import Entry, Ledger, Push, Ruling, Verdict
 from elasticdl.ps.rounds import Rounds
 from elasticdl.strategies.parameter_servers.core.cuts import Cuts, Phase
 from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
-from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
+from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTerms
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.session import Session, Work
 from tests.simulation.processes import Server, Witness
@@ -41,7 +42,7 @@ class Mutant:
 def with_shards(kind: type[Shards]) -> Parts:
     def new(terms: ParameterServerTerms) -> ParameterServerMachine:
         job = ParameterServerMachine.new(terms)
-        job.shards = kind(terms.plan, terms.max_bad_records)
+        job.shards = kind(terms.plan, Searches(terms.max_bad_records))
         return job
 
     return Parts(job=new)
@@ -59,7 +60,7 @@ def with_replicas(kind: type[Replicas]) -> Parts:
 def with_cuts(kind: type[Cuts]) -> Parts:
     def new(terms: ParameterServerTerms) -> ParameterServerMachine:
         job = ParameterServerMachine.new(terms)
-        job.cuts = kind(job.cuts.servers)
+        job.servers.cuts = kind(job.servers.cuts.servers)
         return job
 
     return Parts(job=new)
@@ -240,9 +241,10 @@ class FailureMeansDone(Session):
 class BadRecordForgotten(Shards):
     """A record is set aside, but the next lease is not told of it."""
 
-    def _identified(self, shard_id: str, position: int, record: int, name: str, out: list[Command]) -> None:
-        super()._identified(shard_id, position, record, name, out)
-        self.bad_records.clear()
+    def handle(self, event: Event, now: float) -> list[Command]:
+        out = super().handle(event, now)
+        self.searches.bad_records.clear()
+        return out
 
 
 # Of synchronous training.
@@ -365,10 +367,10 @@ class AttemptsStartAgain(Shards):
 class PositionOfPublishing(ParameterServerMachine):
     """Where the data stands is written down when the last part is on disk, not as it was at the cut."""
 
-    def _wrote(self, server: str, number: int, part: str, error: str, now: float) -> list[Command]:
-        if self.checkpoints.writing is not None:
-            self.checkpoints.writing.position = self.shards.position({})
-        return super()._wrote(server, number, part, error, now)
+    def handle(self, event: Event, now: float) -> list[Command]:
+        if isinstance(event, ServerWrote) and self.servers.checkpoints.writing is not None:
+            self.servers.checkpoints.writing.position = self.shards.position({})
+        return super().handle(event, now)
 
 
 @dataclass
@@ -402,7 +404,7 @@ class MetricsOfOldTimelinesKept(Evaluation):
 def with_checkpoints(kind: type[Checkpoints]) -> Parts:
     def new(terms: ParameterServerTerms) -> ParameterServerMachine:
         job = ParameterServerMachine.new(terms)
-        job.checkpoints = kind(job.checkpoints.servers, terms.schedule)
+        job.servers.checkpoints = kind(job.servers.checkpoints.servers, terms.schedule)
         return job
 
     return Parts(job=new)

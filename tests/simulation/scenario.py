@@ -9,7 +9,7 @@ from typing import Any
 from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.plan import Plan
 from elasticdl.core.replicas import Budget
-from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
+from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTerms
 from tests.simulation.network import Weather
 
 BUDGET = Budget(crashes=1, start_seconds=20, reconnect_seconds=10, hang_seconds=120)

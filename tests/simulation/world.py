@@ -21,7 +21,7 @@ from elasticdl.master.brain import Brain, Effect, Send, event_of
 from elasticdl.ps.ledger import Ledger
 from elasticdl.ps.rounds import Rounds
 from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
-from elasticdl.strategies.parameter_servers.core.state import ParameterServerTerms
+from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTerms
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.session import Session, Work
 from tests.core.invariants import check_clock, check_job
@@ -180,7 +180,7 @@ class World:
         elif directory not in self.disk:
             raise Violation(f"there is nothing to publish as {directory}")
         assert self.brain is not None
-        missing = set(self.brain.job.checkpoints.servers) - set(self.disk[directory])
+        missing = set(self.brain.job.servers.checkpoints.servers) - set(self.disk[directory])
         if missing:
             raise Violation(f"{directory} is published without the parts of {sorted(missing)}")
         first, *rest = self.disk[directory].values()
@@ -450,7 +450,7 @@ class World:
     def holding(self) -> list[Server]:
         """The servers that hold the model, as the master sees it."""
         assert self.brain is not None
-        return [self.servers[name] for name in self.brain.job.scaling.servers if name in self.servers]
+        return [self.servers[name] for name in self.brain.job.servers.names if name in self.servers]
 
     def check(self) -> None:
         if self.outcome is None:
@@ -486,7 +486,7 @@ class World:
         job = self.brain.job
         if job.checkpoint not in self.disk or "the checkpoint holds version" not in reason:
             raise Violation(f"there is no checkpoint {job.checkpoint}, yet {reason}")
-        if job.checkpoint != f"version-{job.checkpoints.newest.position.version}":
+        if job.checkpoint != f"version-{job.servers.checkpoints.newest.position.version}":
             raise Violation(f"{job.checkpoint} is not the newest checkpoint")
 
     def check_success(self) -> None:

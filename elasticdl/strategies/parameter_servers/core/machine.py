@@ -2,66 +2,129 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Self
 
-from elasticdl.core.commands import (
-    Announce,
-    Command,
-    DropView,
-    FinishJob,
-    ReportMetrics,
-    RevokeLease,
-    StopReplica,
-    TellMembers,
-)
-from elasticdl.core.events import (
-    BatchesCommitted,
-    CheckpointPublished,
-    Event,
-    MasterStarted,
-    ReplicaDropped,
-    ReplicaGone,
-    ReplicaHeldUp,
-    ReplicaJoined,
-    ReplicaLeaving,
-    ReplicaStarted,
-    ScaleRequested,
-    ServerCut,
-    ServerHeld,
-    ServerRestored,
-    ServerWrote,
-    StopRequested,
-    TimePassed,
-    WorkerCame,
-    WorkerUnfit,
-)
-from elasticdl.core.machine import Recovery
+from elasticdl.core import commands as c
+from elasticdl.core import events as e
+from elasticdl.core.evaluation import Evaluation
+from elasticdl.core.machine import NOWHERE, Progress, Recovery
 from elasticdl.core.plan import Kind, Shard, ShardId
-from elasticdl.core.replicas import BLAMED, CAUSES, CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, State
-from elasticdl.core.shards import ShardsAdded, WorkerLost
+from elasticdl.core.replicas import BLAMED, CAUSES, CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, Replicas, State
+from elasticdl.core.searches import Searches
+from elasticdl.core.shards import Shards, ShardsAdded, WorkerLost
 from elasticdl.job.outcome import Outcome
-from elasticdl.strategies.parameter_servers.core.servers import JobOfServers
+from elasticdl.strategies.parameter_servers.core.closing import Closing
+from elasticdl.strategies.parameter_servers.core.cuts import SAVE, VIEW, Cut, Phase
+from elasticdl.strategies.parameter_servers.core.servers import Servers
+from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTerms
 
 IN_TOUCH_SECONDS = 5.0
+BY_HAND = "the workers of this job are started by hand: start another, or end one"
 
 
 @dataclass
-class ParameterServerMachine(JobOfServers):
+class ParameterServerMachine:
     """One mutator, `handle`: an event in, commands out."""
 
-    def handle(self, event: Event, now: float) -> list[Command]:
+    terms: ParameterServerTerms
+    replicas: Replicas
+    shards: Shards
+    servers: Servers
+    evaluation: Evaluation
+    closing: Closing
+    outcome: Outcome | None = None
+    reason: str = ""
+    checkpoint: str = ""  # the newest on disk
+    rollbacks: int = 0  # because a server was lost
+    repeated: int = 0  # versions trained again after them
+    rolled_back: float | None = None  # when the last one was
+    loss: float | None = None
+    recoveries: list[Recovery] = field(default_factory=list)
+
+    @classmethod
+    def new(cls, terms: ParameterServerTerms) -> Self:
+        wanted = {"ps": terms.servers, "worker": 0 if terms.by_hand else terms.workers}
+        evaluation = Evaluation.planned(
+            terms.validation_records, terms.evaluation_steps, terms.plan.minibatch, terms.workers
+        )
+        return cls(
+            terms,
+            Replicas.wanting(terms.job, wanted, terms.budget),
+            Shards(terms.plan, Searches(terms.max_bad_records)),
+            Servers.new(terms.job, terms.servers, terms.schedule),
+            evaluation,
+            Closing(terms.audit, terms.export),
+        )
+
+    # Questions.
+
+    def deadline(self) -> float | None:
+        """When `TimePassed` should come next."""
+        times = [t for t in [self.replicas.deadline()] if t is not None]
+        if not self._standing_still:
+            idle = [self.shards.idle_since(r.name) for r in self.replicas.joined("worker")]
+            times += [t + self.terms.budget.hang_seconds for t in idle if t is not None]
+        due = self.servers.checkpoints.deadline(self.shards.version) if self._may_cut else None
+        return min([*times, due] if due is not None else times, default=None)
+
+    def progress(self) -> Progress:
+        plan, shards = self.terms.plan, self.shards
+        epoch = min(shards.epoch, plan.epochs - 1)
+        return Progress(
+            shards.done_records, plan.total_records, shards.version, plan.total_versions, epoch, plan.epochs, self.loss
+        )
+
+    def refused(self, role: str, count: int) -> str:
+        """Why there cannot be so many of a role; empty when there can."""
+        if role == "worker" and self.terms.by_hand:
+            return BY_HAND
+        if role not in ("ps", "worker"):
+            return f"there is no role {role} to scale"
+        if count < 1:
+            return f"a job needs at least one {role}"
+        return self.servers.refused(count) if role == "ps" else ""
+
+    @property
+    def parting(self) -> bool:
+        return self.servers.parting(self.replicas)
+
+    @property
+    def _standing_still(self) -> bool:
+        """The servers are frozen, or not all there: nobody can move, and nobody is hung."""
+        return self.shards.paused or self.servers.frozen
+
+    @property
+    def _ending(self) -> bool:
+        return self.servers.ending(self.replicas)
+
+    @property
+    def _may_cut(self) -> bool:
+        """Whether the clock may start a cut: none is under way, except one that has yet to begin."""
+        if self.shards.paused or self._ending or self.shards.trained_out:
+            return False
+        cuts = self.servers.cuts
+        return cuts.active is None or cuts.gives_way_to(0, self.shards.version)
+
+    # The one mutator.
+
+    def handle(self, event: e.Event, now: float) -> list[c.Command]:
         if self.outcome:
             return []
         out = self._route(event, now)
         while self.replicas.lost_servers and not self.replicas.finished:
             lost = self.replicas.lost_servers.pop(0)
-            if lost.name in self.scaling.servers:  # one that is only to come holds nothing yet
+            if lost.name in self.servers.names:  # one that is only to come holds nothing yet
                 out += self._roll_back(str(lost), now, lost.name)
-        out += self._not_to_be_had(now)
-        if not any(isinstance(c, FinishJob) for c in out):
+        while self.replicas.not_to_be_had:  # asked for while the job runs
+            lost = self.replicas.not_to_be_had.pop(0)
+            out.append(c.Announce(f"{lost}; the job goes on without it"))
+            if self.replicas.role_of(lost.name) == "ps":
+                out += self.servers.stay(self.replicas, now)
+        if not any(isinstance(x, c.FinishJob) for x in out):
             out += self._follow(now)
         for place, command in enumerate(out):
-            if isinstance(command, FinishJob):
+            if isinstance(command, c.FinishJob):
                 self.outcome, self.reason = command.outcome, command.reason
                 self.replicas.finished = True
                 return out[: place + 1]  # what was decided after the end has no meaning
@@ -69,48 +132,47 @@ class ParameterServerMachine(JobOfServers):
 
     # Routing.
 
-    def _route(self, event: Event, now: float) -> list[Command]:
+    def _route(self, event: e.Event, now: float) -> list[c.Command]:
         match event:
-            case ReplicaJoined():
+            case e.ReplicaJoined():
                 return self._joined(event, now)
-            case ReplicaGone():
+            case e.ReplicaGone():
                 return self._gone(event, now)
-            case MasterStarted() | TimePassed():
+            case e.MasterStarted() | e.TimePassed():
                 out = self._of_replicas(event, now)
-                if isinstance(event, MasterStarted):
-                    out += self.shards.unanswered() + self.checkpoints.unanswered()
+                if isinstance(event, e.MasterStarted):
+                    out += self.shards.searches.unanswered() + self.servers.checkpoints.unanswered()
                 else:
                     out += self._hung(now)
                 return out
-            case ReplicaStarted() | ReplicaHeldUp() | ReplicaDropped() | WorkerCame():
+            case e.ReplicaStarted() | e.ReplicaHeldUp() | e.ReplicaDropped() | e.WorkerCame():
                 return self._of_replicas(event, now)
-            case ServerHeld(server, number, counters, at, coming):
+            case e.ServerHeld(server, number, counters, at, coming):
                 at_version = at if self.terms.plan.synchronous else None
                 moving = self.shards.worked_on()
-                return self.cuts.held(server, number, dict(counters), self._unclosed(), moving, at_version, coming)
-            case ServerCut(server, number):
-                cut = self.cuts.frozen(server, number)
+                return self.servers.cuts.held(
+                    server, number, dict(counters), self._unclosed(), moving, at_version, coming
+                )
+            case e.ServerCut(server, number):
+                cut = self.servers.cuts.frozen(server, number)
                 return self._cut_done(cut, now) if cut is not None else []
-            case ServerWrote(server, number, part, error):
-                return self._wrote(server, number, part, error, now)
-            case ServerRestored(server, timeline, error):
+            case e.ServerWrote(server, number, part, error):
+                return self.servers.wrote(server, number, part, error, self.replicas, now)
+            case e.ServerRestored(server, timeline, error):
                 return self._restored(server, timeline, error, now)
-            case CheckpointPublished(number, directory, error):
+            case e.CheckpointPublished(number, directory, error):
                 if error:
-                    return self._not_saved("", number, error, now)
+                    return self.servers.not_saved(number, error, self.replicas, now)
                 return self._published(number, directory, now)
-            case ReplicaLeaving(name) if self.replicas.role_of(name) == "ps":
-                if name not in self.servers_leaving:
-                    self.servers_leaving.add(name)
-                    return [Announce(f"{name} is told to go: its part is saved first")]
-                return []
-            case WorkerUnfit(_, error):
-                return [FinishJob(Outcome.FAILED, error)]
-            case StopRequested(reason):
+            case e.ReplicaLeaving(name) if self.replicas.role_of(name) == "ps":
+                return self.servers.leave(name)
+            case e.WorkerUnfit(_, error):
+                return [c.FinishJob(Outcome.FAILED, error)]
+            case e.StopRequested(reason):
                 return self._stop(reason)
-            case ScaleRequested(role, count):
+            case e.ScaleRequested(role, count):
                 return self._scale(role, count, now)
-            case BatchesCommitted(loss=loss):
+            case e.BatchesCommitted(loss=loss):
                 if ShardId.parse(event.shard).kind is Kind.TRAIN:
                     self.loss = loss
                 out = self.shards.handle(event, now)
@@ -119,33 +181,33 @@ class ParameterServerMachine(JobOfServers):
             case _:
                 return self.shards.handle(event, now)
 
-    def _of_replicas(self, event: Event, now: float) -> list[Command]:
+    def _of_replicas(self, event: e.Event, now: float) -> list[c.Command]:
         out = self.replicas.handle(event, now)
         for command in list(out):
-            if isinstance(command, StopReplica) and self.replicas.role_of(command.name) == "worker":
+            if isinstance(command, c.StopReplica) and self.replicas.role_of(command.name) == "worker":
                 out += self._worker_lost(command.name, command.reason, False, now)
-        if isinstance(event, MasterStarted):
+        if isinstance(event, e.MasterStarted):
             for r in self.replicas.replicas.values():
                 if r.state is State.GONE and r.name in self.shards.seats:
                     out += self._worker_lost(r.name, r.detail, False, now)
         return out
 
-    def _joined(self, event: ReplicaJoined, now: float) -> list[Command]:
+    def _joined(self, event: e.ReplicaJoined, now: float) -> list[c.Command]:
         if not self.replicas.admits(event.name, event.incarnation):
             return []
         out = self.replicas.handle(event, now)
         if self.replicas.replicas[event.name].role == "ps":
-            if event.name not in self.scaling.servers:
+            if event.name not in self.servers.names:
                 return out  # its time comes with the next cut
-            out += self.checkpoints.joined(event.name, event.timeline)
-            if event.timeline == self.checkpoints.timeline:
-                out += [TellMembers(event.name), *self._tell_of_cuts(event.name)]
+            out += self.servers.checkpoints.joined(event.name, event.timeline)
+            if event.timeline == self.servers.checkpoints.timeline:
+                out += [c.TellMembers(event.name), *self.servers.back(event.name)]
             return out + self._go_on(now)
-        return [*out, TellMembers(event.name), *self.shards.handle(event, now)]
+        return [*out, c.TellMembers(event.name), *self.shards.handle(event, now)]
 
     # Workers.
 
-    def _gone(self, event: ReplicaGone, now: float) -> list[Command]:
+    def _gone(self, event: e.ReplicaGone, now: float) -> list[c.Command]:
         if not self.replicas.concerns(event.name, event.uid):
             return []
         assert event.cause in CAUSES, event.cause
@@ -169,28 +231,31 @@ class ParameterServerMachine(JobOfServers):
         reason = "\n".join([f"{event.name}: {event.reason}", *event.last_lines]) if blame else event.reason
         return out + self._worker_lost(event.name, reason, blame, now)
 
-    def _worker_lost(self, worker: str, reason: str, blame: bool, now: float, hung: bool = False) -> list[Command]:
+    def _worker_lost(self, worker: str, reason: str, blame: bool, now: float, hung: bool = False) -> list[c.Command]:
         held = [s for s in self.shards.leased.values() if s.worker == worker]
         if worker in self.shards.seats:
             self.recoveries.append(Recovery(worker, now, [s.id for s in held if s.kind is Kind.TRAIN]))
         # It may live on for a while, and even listen: its step is called off before anybody else gets the shard.
-        out: list[Command] = [RevokeLease(worker, s.id, s.attempt, reason) for s in held]
+        out: list[c.Command] = [c.RevokeLease(worker, s.id, s.attempt, reason) for s in held]
         return out + self.shards.handle(WorkerLost(worker, reason, blame, hung), now)
+
+    def _unclosed(self) -> set[str]:
+        return {s.id for s in self.shards.open_training()}
 
     def _recovered(self, shard_id: str, now: float) -> None:
         for r in self.recoveries:
             if r.seconds is None and (shard_id in r.shards or r.server):
                 r.seconds = now - r.at
 
-    def _hung(self, now: float) -> list[Command]:
+    def _hung(self, now: float) -> list[c.Command]:
         """Liveness is progress: who holds a lease and does not move is replaced."""
-        out: list[Command] = []
+        out: list[c.Command] = []
         if self._standing_still:
             return out
         limit = self.terms.budget.hang_seconds
         idle = {r.name: self.shards.idle_since(r.name) for r in self.replicas.joined("worker")}
         hung = [name for name, since in idle.items() if since is not None and now - since >= limit]
-        lifted = self.cuts.give_way() if hung else []
+        lifted = self.servers.cuts.give_way() if hung else []
         if lifted:  # pushes were held: who is really hung shows itself without the barrier
             self.shards.rest(now)
             return lifted
@@ -200,69 +265,170 @@ class ParameterServerMachine(JobOfServers):
             # It is in touch, so it is the batch that does not end: its records are searched as if they crashed it.
             out += self._worker_lost(name, f"{name}: {reason}", True, now, hung=True)
         if out:
-            out += self.replicas.handle(TimePassed(), now)
+            out += self.replicas.handle(e.TimePassed(), now)
         return out
 
     # What follows.
 
-    def _follow(self, now: float) -> list[Command]:
-        out = self.cuts.check(self._unclosed(), self.shards.worked_on())
-        out += self.cuts.repaired({s.id: s.next_batch for s in self.shards.open_training()})
+    def _follow(self, now: float) -> list[c.Command]:
+        cuts = self.servers.cuts
+        out = cuts.check(self._unclosed(), self.shards.worked_on())
+        out += cuts.repaired({s.id: s.next_batch for s in self.shards.open_training()})
         while self.shards.results:
             shard, result = self.shards.results.pop(0)
             out += self._finished(shard, result, now)
-        if self.shards.paused or self._holding_on:
+        if self.shards.paused or self.servers.holding_on:
             return out
         wanted = self._wanted_cut(now)
         if wanted is not None:
             purpose, at, lasting = wanted
-            if self.cuts.active is None:
-                return out + self.cuts.start(purpose, at, lasting)
-            if self.cuts.gives_way_to(at, self.shards.version):
-                return out + self.cuts.cancel() + self.cuts.start(purpose, at, lasting)
-        if self.cuts.active is not None or self._ending:
+            if cuts.active is None:
+                return out + cuts.start(purpose, at, lasting)
+            if cuts.gives_way_to(at, self.shards.version):
+                return out + cuts.cancel() + cuts.start(purpose, at, lasting)
+        if cuts.active is not None or self._ending:
             return out
         return out + self._conclude(now)
 
-    def _conclude(self, now: float) -> list[Command]:
-        """When all is trained and evaluated: audit, export, end."""
-        out: list[Command] = []
-        version = self.shards.version
-        if not (self.shards.trained_out and self.evaluation.over(version)):
-            return out
-        if self.terms.audit and not self.audited:
-            if not self.auditing:
-                self.auditing = True
-                out += self.shards.handle(ShardsAdded((Shard(Kind.AUDIT, 0, 0, 0, 0, 1),)), now)
-            return out
-        if self.terms.export and not self.exported:
-            if not self.exporting:
-                self.exporting = True
-                export = Shard(Kind.EXPORT, 0, 0, 0, 0, 1, payload=str(version))
-                out += self.shards.handle(ShardsAdded((export,)), now)
-            return out
-        if self.checkpoints.writing is not None and self.checkpoints.writing.lasting:
-            return out  # the user asked for it
-        superfluous = self.checkpoints.superfluous()
-        if any(self.checkpoint in s.directories for s in superfluous):
-            self.checkpoint = ""
-        done = FinishJob(Outcome.SUCCEEDED, f"all {self.shards.done_records} records are trained")
-        return [*self.checkpoints.give_up(), *superfluous, done]
+    def _wanted_cut(self, now: float) -> tuple[str, int, bool] | None:
+        """Which cut comes next, at which version: the nearest of all that are due."""
+        version, over, checkpoints = self.shards.version, self.shards.trained_out, self.servers.checkpoints
+        if self._ending:
+            return (SAVE, 0, bool(self.servers.stopping)) if checkpoints.writing is None else None
+        wanted: list[tuple[str, int, bool]] = []
+        at = self.evaluation.wanted_at(version, self.terms.plan.total_versions, over)
+        if at is not None:
+            wanted.append((VIEW, at, False))
+        saved = checkpoints.wanted(version, self.terms.plan.total_versions, now)
+        if saved is not None and not over:
+            wanted.append((SAVE, *saved))
+        return min(wanted, key=lambda w: max(w[1], version), default=None)
 
-    def _finished(self, shard: Shard, result: str, now: float) -> list[Command]:
-        out: list[Command] = []
+    def _cut_done(self, cut: Cut, now: float) -> list[c.Command]:
+        position = self.shards.position(cut.counters)
+        self.shards.rest(now)
+        if cut.purpose == VIEW:
+            opened = self.evaluation.opened(cut.number, position.version)
+            return [c.ReleaseServers(cut.number), *self.shards.handle(ShardsAdded(opened), now)]
+        if self.servers.stopping and position.version == 0:
+            return [c.FinishJob(Outcome.STOPPED, f"{self.servers.stopping}; nothing was trained yet")]
+        self.servers.checkpoints.begin(cut.number, position, cut.lasting, self._ending, now)
+        out: list[c.Command] = [] if self.servers.holding_on else [c.ReleaseServers(cut.number)]
+        for server, (part, error) in cut.early.items():
+            out += self.servers.wrote(server, cut.number, part, error, self.replicas, now)
+        return out
+
+    def _published(self, number: int, directory: str, now: float) -> list[c.Command]:
+        servers = self.servers
+        mine, last = servers.writes(number), servers.holding_on
+        out = servers.published(number, directory)
+        if not mine:
+            return out
+        self.checkpoint = directory
+        if not last:
+            return out
+        if not servers.stopping and servers.ready_to_resize(self.replicas):
+            return out + self._resize(now)
+        return out + servers.end_hold(number, self.replicas, now)
+
+    def _finished(self, shard: Shard, result: str, now: float) -> list[c.Command]:
         if shard.kind is Kind.EVALUATE:
             summary = self.evaluation.completed(shard, result)
-            if summary is not None:
-                out += self.shards.handle(ShardsAdded((summary,)), now)
-        elif shard.kind is Kind.SUMMARIZE:
+            return self.shards.handle(ShardsAdded((summary,)), now) if summary is not None else []
+        if shard.kind is Kind.SUMMARIZE:
             finished = self.evaluation.summarized(result)
-            if finished is not None:
-                out += [ReportMetrics(finished.version, result), DropView(finished.cut)]
-        elif shard.kind is Kind.AUDIT:
-            self.audited = result
-            out.append(Announce(f"audit: {result}"))
-        elif shard.kind is Kind.EXPORT:
-            self.exported = result
-            out.append(Announce(f"the model is in {result}"))
+            return [c.ReportMetrics(finished.version, result), c.DropView(finished.cut)] if finished is not None else []
+        return [self.closing.finished(shard.kind, result)]
+
+    def _conclude(self, now: float) -> list[c.Command]:
+        """When all is trained and evaluated: audit, export, end."""
+        version, checkpoints = self.shards.version, self.servers.checkpoints
+        if not (self.shards.trained_out and self.evaluation.over(version)):
+            return []
+        if not self.closing.over:
+            steps = self.closing.next(version)
+            return self.shards.handle(ShardsAdded(steps), now) if steps else []
+        if checkpoints.writing is not None and checkpoints.writing.lasting:
+            return []  # the user asked for it
+        superfluous = checkpoints.superfluous()
+        if any(self.checkpoint in s.directories for s in superfluous):
+            self.checkpoint = ""
+        done = c.FinishJob(Outcome.SUCCEEDED, f"all {self.shards.done_records} records are trained")
+        return [*checkpoints.give_up(), *superfluous, done]
+
+    # Going back.
+
+    def _go_on(self, now: float) -> list[c.Command]:
+        """Once every server stands on this timeline there is work again."""
+        if not self.servers.ready(self.replicas) or not self.shards.paused:
+            return []
+        self.shards.paused = False
+        self.servers.checkpoints.started(now)
+        return [c.TellMembers(), *self.shards.resume(now)]
+
+    def _roll_back(self, why: str, now: float, server: str = "") -> list[c.Command]:
+        """A server and what it held are lost, or another number begins: all go back to the newest checkpoint."""
+        reached = self.shards.version
+        to = self.servers.checkpoints.roll_back()
+        out: list[c.Command] = [c.RevokeLease(s.worker, s.id, s.attempt, why) for s in self.shards.leased.values()]
+        self.shards.go_back(to.position)
+        self.shards.paused = True
+        self.evaluation.go_back(to.position.version)
+        self.closing.go_back()
+        self.rolled_back = now
+        self.repeated += max(0, reached - to.position.version)
+        if server:
+            self.recoveries.append(Recovery(server, now, [], server=True))
+            self.rollbacks += 1
+        told = f"{why}; everybody goes back from version {reached} to {to} and trains on from there"
+        if reached <= to.position.version:  # nothing is lost
+            told = f"{why}; everybody goes on from {to}"
+        return [*out, c.Announce(told), c.TellMembers(), *self.servers.go_back(self.replicas)]
+
+    def _restored(self, server: str, timeline: int, error: str, now: float) -> list[c.Command]:
+        checkpoints = self.servers.checkpoints
+        if timeline != checkpoints.timeline:
+            return []
+        if not error:
+            checkpoints.restored.add(server)
+            return self._go_on(now)
+        damaged = checkpoints.newest
+        if checkpoints.damaged() is None:
+            return [c.FinishJob(Outcome.FAILED, f"{server} cannot go back to {damaged}: {error}")]
+        told = c.Announce(f"the checkpoint of {damaged} cannot be used: {error}")
+        return [told, *self._roll_back(f"{server} cannot read it", now, server)]
+
+    # What people ask for.
+
+    def _stop(self, reason: str) -> list[c.Command]:
+        if self.servers.stopping:
+            return []
+        self.servers.stopping, self.shards.draining = reason, True
+        if self.terms.schedule.nowhere:
+            return [c.FinishJob(Outcome.STOPPED, f"{reason}; {NOWHERE}")]
+        if self.shards.paused:
+            newest = self.servers.checkpoints.newest
+            if not newest.directory:
+                lost = "what was trained is lost with a server" if self.rollbacks else "nothing was trained yet"
+                return [c.FinishJob(Outcome.STOPPED, f"{reason}; {lost}")]
+            self.checkpoint = newest.directory
+            return [c.FinishJob(Outcome.STOPPED, f"{reason}; the checkpoint holds version {newest.position.version}")]
+        out: list[c.Command] = [c.Announce(f"stopping: {reason}; the servers write a checkpoint first")]
+        cut = self.servers.cuts.active
+        if cut is not None and cut.purpose == VIEW and cut.phase is not Phase.CUTTING:
+            out += self.servers.cuts.cancel()
         return out
+
+    def _scale(self, role: str, count: int, now: float) -> list[c.Command]:
+        refused = self.refused(role, count)
+        if refused or self.servers.stopping:
+            return [c.Announce(f"not scaled to {count} of {role}: {refused or 'the job is stopping'}")]
+        if role == "worker":
+            return [c.Announce(f"scaling to {count} workers"), *self.replicas.resize("worker", count, now)]
+        return self.servers.scale(count, self.replicas, now)
+
+    def _resize(self, now: float) -> list[c.Command]:
+        before, after = len(self.servers.names), self.servers.wanted
+        self.servers.resize(self.replicas)
+        out = self._roll_back(f"there are {after} servers instead of {before}", now)
+        return out + self.replicas.resize("ps", after, now)
