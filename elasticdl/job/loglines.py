@@ -23,14 +23,6 @@ def loss_line(loss: float, step: int) -> str:
     return f"Loss = {_short(float(loss))}, steps = {step}"
 
 
-def evaluation_started() -> str:
-    return EVALUATION_STARTED
-
-
-def evaluation_stopped() -> str:
-    return EVALUATION_STOPPED
-
-
 def _plain(value: Any) -> Any:
     """Numbers of any library as plain ones: numpy would print np.float32(0.77)."""
     if isinstance(value, Mapping):

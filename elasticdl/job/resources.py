@@ -48,8 +48,7 @@ class ResourceSpec:
                 name = _kubernetes_name(key)
                 if name in extended:
                     raise Invalid(f"gives {name} twice", "Keep one of them.")
-                storage = name == "ephemeral-storage" or name.startswith("hugepages-")
-                extended[name] = _amount(name, text) if storage else _whole(name, text)
+                extended[name] = _amount(name, text) if _is_storage(name) else _whole(name, text)
         return cls(cpu, memory, tuple(sorted(extended.items())))
 
     @property
@@ -74,9 +73,12 @@ class ResourceSpec:
         if self.memory is not None:
             parts.append(f"memory={_spell_bytes(self.memory)}")
         for name, amount in self.extended:
-            storage = name == "ephemeral-storage" or name.startswith("hugepages-")
-            parts.append(f"{name}={_spell_bytes(amount) if storage else amount}")
+            parts.append(f"{name}={_spell_bytes(amount) if _is_storage(name) else amount}")
         return ",".join(parts)
+
+
+def _is_storage(name: str) -> bool:
+    return name == "ephemeral-storage" or name.startswith("hugepages-")
 
 
 def _cores(text: str) -> float:
@@ -96,22 +98,28 @@ def _amount(name: str, text: str) -> int:
             f"has {name}={text} with the unknown unit {found[2]!r}",
             f"Use Ki, Mi, Gi, Ti (or K, M, G, T), such as {name}={found[1]}{meant}.",
         )
-    amount = int(float(found[1]) * UNITS[found[2]]) if found and "." in found[1] else 0
-    if found and "." not in found[1]:
-        amount = int(found[1]) * UNITS[found[2]]
-    if amount <= 0:
-        raise Invalid(f"has {name}={text}, which is no amount of bytes", f"Write something like {name}=4096Mi.")
+    amount = _in_bytes(text)
+    if not amount:
+        raise Invalid(f"has {name}={text}, which is not a number of bytes", f"Write something like {name}=4096Mi.")
     return amount
+
+
+def _in_bytes(text: str) -> int | None:
+    """`2Mi`, `1.5G`, `0`; None for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", text)
+    if found is None or found[2] not in UNITS:
+        return None
+    return int(float(found[1]) * UNITS[found[2]]) if "." in found[1] else int(found[1]) * UNITS[found[2]]
 
 
 def read_bytes(value: Any) -> Any:
     """A number of bytes, with a unit or without: `2Mi`, `1G`, `0`."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)([A-Za-z]*)\s*", value) if isinstance(value, str) else None
-    if found is None or found[2] not in UNITS:
-        raise Invalid("no number of bytes", "Write something like 2Mi, with one of Ki, Mi, Gi, Ti (or K, M, G, T).")
-    return int(float(found[1]) * UNITS[found[2]]) if "." in found[1] else int(found[1]) * UNITS[found[2]]
+    amount = _in_bytes(value.strip()) if isinstance(value, str) else None
+    if amount is None:
+        raise Invalid("not a number of bytes", "Write something like 2Mi, with one of Ki, Mi, Gi, Ti (or K, M, G, T).")
+    return amount
 
 
 ByteCount = Annotated[int, Field(ge=0), BeforeValidator(read_bytes)]

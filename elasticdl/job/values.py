@@ -249,7 +249,6 @@ def comma_pairs(value: Any) -> Any:
 
 
 Text = Annotated[str | None, BeforeValidator(blank_is_none)]
-Flag = bool
 Count = Annotated[int, Field(ge=0), BeforeValidator(whole)]  # 0 often means "none" or "no limit"
 Positive = Annotated[int, Field(ge=1), BeforeValidator(whole)]
 OptionalCount = Count | None

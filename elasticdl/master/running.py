@@ -70,10 +70,10 @@ async def run(
         write_durably(paths.master_address, address.encode())
         log.info("Master of %s at %s, start %d: %d records an epoch", spec.job_name, address, starts, training.records)
         if validation:
-            log.info(loglines.evaluation_started())
+            log.info(loglines.EVALUATION_STARTED)
         await lead(master, farewell)
         if validation:
-            log.info(loglines.evaluation_stopped())
+            log.info(loglines.EVALUATION_STOPPED)
         await master.end()
         await asyncio.to_thread(actions.sweep)
         shown = MessageToDict(master.status(), preserving_proto_field_name=True)

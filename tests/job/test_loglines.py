@@ -37,8 +37,8 @@ def test_the_loss_is_logged_as_the_seeds_show() -> None:
 
 
 def test_the_evaluation_service_says_when_it_starts_and_stops() -> None:
-    assert loglines.evaluation_started() == "Evaluation service started"
-    assert loglines.evaluation_stopped() == "Evaluation service stopped"
+    assert loglines.EVALUATION_STARTED == "Evaluation service started"
+    assert loglines.EVALUATION_STOPPED == "Evaluation service stopped"
 
 
 def test_a_log_line_has_time_level_and_place() -> None:

@@ -90,8 +90,8 @@ def works(command: str) -> None:
         case ["kubectl", "logs", pod, "|", "grep", word]:
             _, role, _ = names.parse_replica_name(pod)
             said = {
-                names.MASTER: [loglines.evaluation_started(), loglines.evaluation_metrics(50, {"accuracy": 0.77}),
-                               loglines.evaluation_stopped()],
+                names.MASTER: [loglines.EVALUATION_STARTED, loglines.evaluation_metrics(50, {"accuracy": 0.77}),
+                               loglines.EVALUATION_STOPPED],
                 names.WORKER: [loglines.loss_line(0.083, 100)],
             }[role]  # fmt: skip
             assert all(word in line for line in said)

@@ -198,17 +198,14 @@ def _progress(title: str) -> Iterator[Report]:
 
 
 def parse_params(text: str) -> dict[str, str]:
-    """`k=v; k=v` as a mapping."""
-    found = {}
-    for part in text.split(";"):
-        if not part.strip():
-            continue
-        name, equals, value = part.partition("=")
-        if not equals or not name.strip():
-            what = f"{part.strip()!r} is not a parameter"
-            raise UsageError([Problem("--data_reader_params", text, what, 'Write "name=value; name=value".')])
-        found[name.strip()] = value.strip()
-    return found
+    """`k=v; k=v` as a mapping, read as `elasticdl train` reads it."""
+    from elasticdl.job.invalid import Invalid
+    from elasticdl.job.values import read_pairs
+
+    try:
+        return read_pairs(text, ";")
+    except Invalid as error:
+        raise UsageError([Problem("--data_reader_params", text, error.what, error.remedy)]) from error
 
 
 def _short(value: object) -> str:
