@@ -1,4 +1,4 @@
-"""`JobInCluster`: a job of a Kubernetes cluster, whose objects and pods tell of it."""
+"""`JobInCluster`: a job of a Kubernetes cluster, as its objects and pods show it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ class JobInCluster:
     @property
     def logs_at(self) -> str:
         pod = names.replica_name(self.name, names.MASTER)
-        return f"kubectl logs -n {self.seen.namespace} {pod}" if self.seen.master is not None else "gone with its pods"
+        return (
+            f"kubectl logs -n {self.seen.namespace} {pod}" if self.seen.master is not None else "deleted with its pods"
+        )
 
     @property
     def answer_seconds(self) -> float:
@@ -158,7 +160,7 @@ class JobInCluster:
         if only == names.MASTER and self.running:
             return []  # about to be made, again perhaps
         meant = nearest(only, there)
-        known = f"There are {', '.join([*there, ALL])}. The logs of others went with their pods."
+        known = f"There are {', '.join([*there, ALL])}. Logs of other replicas were deleted with their pods."
         remedy = f"Did you mean {meant}? {known}" if meant else known
         raise UsageError([Problem(wish.replica, "", f"job {self.name} has no such replica", remedy)])
 
@@ -173,7 +175,7 @@ class JobInCluster:
                     if len(pods) > 1:  # of several, one may be gone since, or have had no container before
                         return []
                     if wish.previous and refusal.code in (400, 404):
-                        what = "its container was not started again: there is no log before this one's"
+                        what = "its container was never restarted, so there is no earlier log"
                         raise UsageError([Problem("--previous", "", what, "Leave it out.")]) from refusal
                     raise
 

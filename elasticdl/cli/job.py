@@ -41,7 +41,7 @@ class Job(Protocol):
 
     @property
     def state(self) -> str:
-        """pending, running, succeeded, stopped, failed, or died: ended without saying how."""
+        """pending, running, succeeded, stopped, failed, or died: ended without a result."""
 
     @property
     def running(self) -> bool:
@@ -143,6 +143,4 @@ def as_json(job: Job, status: pb.Status | None) -> dict[str, Any]:
 
 def not_running(job: Job, remedy: str = "") -> Problem:
     """What to say where a command needs a job that runs."""
-    return Problem(
-        job.name, "", f"it does not run: it {job.state}", remedy or f"`elasticdl status {job.name}` says more."
-    )
+    return Problem(job.name, "", f"not running: it {job.state}", remedy or f"`elasticdl status {job.name}` shows more.")

@@ -120,7 +120,7 @@ class JobLookup:
         except WireError as error:
             if self.state_dir is None:
                 raise
-            self.trouble = f"The cluster of {self.api.credentials.context} was left out: {error}"
+            self.trouble = f"Skipped the cluster of {self.api.credentials.context}: {error}"
             return []
         return [JobInCluster(self.api, job) for job in found]
 
@@ -154,7 +154,7 @@ async def lookup(args: argparse.Namespace) -> AsyncIterator[JobLookup]:
     except UsageError as error:
         if named:
             raise
-        found.trouble = f"No cluster was asked: {error}"
+        found.trouble = f"Skipped the cluster: {error}"
         yield found
         return
     found.namespace = None if everywhere else args.namespace or found.api.credentials.namespace

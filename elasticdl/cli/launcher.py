@@ -68,7 +68,7 @@ class Order:
 
 
 class Launcher:
-    """One run of one job. Everything it does is told through `tell`."""
+    """One run of one job. It reports what it does through `tell`."""
 
     def __init__(
         self,
@@ -119,13 +119,13 @@ class Launcher:
             if result is not None:
                 return result
             if end.from_outside:
-                self._tell(f"The master was {end.reason}; starting it again, its replicas go on meanwhile.")
+                self._tell(f"The master was {end.reason}; restarting it. Its replicas keep running.")
                 continue
             crashes += 1
             if crashes > len(BACKOFF_SECONDS):
                 return _failed(f"the master failed {crashes} times: {end.reason}", end)
             wait = BACKOFF_SECONDS[crashes - 1]
-            self._tell(f"The master failed ({end.reason}); starting it again in {wait:g} s.")
+            self._tell(f"The master failed ({end.reason}); restarting it in {wait:g} s.")
             await asyncio.sleep(wait)
 
     # The end.
@@ -133,11 +133,11 @@ class Launcher:
     async def _stop_when_asked(self) -> None:
         await self._interrupts.first.wait()
         if self._interrupts.second.is_set():
-            return  # at once: nobody should begin a checkpoint
+            return  # at once: no checkpoint should begin
         number = self._interrupts.signal
         assert number is not None
         again = "Ctrl-C again" if number is SIGINT else f"Another {number.name}"
-        self._stopping(f"Stopping: the servers write a checkpoint. {again} stops at once, without one.")
+        self._stopping(f"Stopping: the servers write a checkpoint. {again} stops at once, without a checkpoint.")
         slow = f"Still stopping after {STOP_SECONDS:g} s. {again} stops at once, without a checkpoint."
         timer = asyncio.get_running_loop().call_later(STOP_SECONDS, self._tell, slow)
         try:
@@ -147,7 +147,7 @@ class Launcher:
                     await self._order.client.stop(f"interrupted by {number.name}", _CALL_SECONDS)
                     await self._started.wait()
         except Refused as error:
-            self._tell(f"The master does not stop the job: {error}. {again} stops it at once.")
+            self._tell(f"The master refused to stop the job: {error}. {again} stops it at once.")
         finally:
             timer.cancel()
 

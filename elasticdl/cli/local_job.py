@@ -54,7 +54,7 @@ class LocalJob:
 
     @property
     def note(self) -> str:
-        died = f"its launcher (process {self.pid}) ended without saying how"
+        died = f"its launcher (process {self.pid}) ended without a result"
         return died if self.state == "died" else ""
 
     @property

@@ -138,7 +138,7 @@ class LiveScreen:
                     self.view.update(status)
                     self._changed.set()
         except WireError as error:
-            self.tell(f"The view ends here: {error}")
+            self.tell(f"The live view ended: {error}")
 
     def close(self) -> None:
         self._live.stop()

@@ -1,4 +1,4 @@
-"""`elasticdl train` for a cluster: asks the API server, submits the job, and says what to type next."""
+"""`elasticdl train` for a cluster: checks the job against the API server, submits it, and prints what to type next."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.wire import tls
 from elasticdl.wire.auth import Keys
 
-ANSWER_SECONDS = 15.0  # somebody waits at a terminal
-ASK_SECONDS = 5.0  # for a dry run, which is of use without a cluster too
+ANSWER_SECONDS = 15.0  # the user waits at a terminal
+ASK_SECONDS = 5.0  # in a dry run, which needs no cluster
 
 
 def run(resolved: Resolved, context: str | None = None) -> int:
@@ -59,16 +59,16 @@ async def _submit(spec: JobSpec, context: str | None) -> str:
 
 
 async def ask(spec: JobSpec, context: str | None = None) -> list[str]:
-    """What the cluster would say to this job, in lines."""
+    """Whether the cluster would accept this job, in lines."""
     try:
         async with _api(spec, context, ASK_SECONDS) as api:
             problems = await preflight(api, spec, secrets_of(spec))
             where = f"{_shown(api)}, namespace {spec.namespace}"
     except (WireError, UsageError) as error:
-        return [f"It was not asked: {error}"]
+        return [f"Not asked: {error}"]
     if not problems:
-        return [f"It takes this job: {where}"]
-    return [f"It does not take this job: {where}", *map(str, problems)]
+        return [f"Accepts this job: {where}"]
+    return [f"Rejects this job: {where}", *map(str, problems)]
 
 
 @contextlib.asynccontextmanager
@@ -97,8 +97,8 @@ def _what_next(spec: JobSpec, context: str | None, api: KubernetesApi) -> str:
     if context is not None:
         ours, theirs = f"{ours} --context={context}", f"{theirs} --context={context}"
     commands = {
-        f"elasticdl status {job}{ours}": "how far it is, its replicas, and why",
-        f"elasticdl logs {job}{ours} -f": "its master's log; add a replica for another one",
+        f"elasticdl status {job}{ours}": "its progress, replicas and decisions",
+        f"elasticdl logs {job}{ours} -f": "its master's log; name a replica for another log",
         f"elasticdl stop {job}{ours}": "stop it, with a checkpoint",
         f"kubectl get pods{theirs} -l {names.LABEL_JOB}={job}": "its pods",
         f"kubectl logs{theirs} -f {names.replica_name(job, names.MASTER)}": "its master's log",
@@ -127,10 +127,10 @@ def _write_yaml(resolved: Resolved, where: str) -> None:
     job, namespace = str(spec.job_name), str(spec.namespace)
     objects = job_objects(spec, secrets_of(spec))
     head = [
-        f"# The job {job}, made by elasticdl {spec.command}. It holds the job's secrets: keep it to yourself.",
+        f"# The job {job}, made by elasticdl {spec.command}. It contains the job's secrets; do not share it.",
         f"#   {rbac_command(namespace)}",
         "#   kubectl apply -f THIS_FILE    submits it",
-        "#   kubectl delete -f THIS_FILE   removes what is left of it, when it is over or before",
+        "#   kubectl delete -f THIS_FILE   removes the job, before or after its end",
     ]
     text = "\n".join([*head, yaml.dump_all(objects.all(), Dumper=_Dumper, sort_keys=False, width=120)])
     if where == "-":
@@ -145,5 +145,5 @@ def _write_yaml(resolved: Resolved, where: str) -> None:
         ) from error
     for line in _lines(resolved):
         print(line)
-    print(f"Wrote the job's objects to {path}, readable by you alone since its secrets are among them. Submit it with")
+    print(f"Wrote the job's objects and secrets to {path}, which only you can read. Submit the job with")
     print(f"  kubectl apply -f {path}")

@@ -44,18 +44,18 @@ def rows(result: Mapping[str, Any], logs: Path | str, remedies: Sequence[str] = 
         metrics = ", ".join(f"{name} {number(value)}" for name, value in sorted(last.metrics.items()))
         found.append(("metrics", f"{metrics} (at step {last.version:,})"))
     if s.skipped_batches:
-        found.append(("batches that moved nothing", f"{s.skipped_batches:,}, since their gradients were not finite"))
+        found.append(("batches skipped", f"{s.skipped_batches:,}, with non-finite gradients"))
     if s.losses:
         found.append(("replicas lost and replaced", str(s.losses)))
     if s.incidents:
-        found.append(("what befell replicas", by_kind(s)))
+        found.append(("incidents", by_kind(s)))
     if s.rollbacks:
-        found.append(("servers lost, gone back", f"{s.rollbacks}; {s.repeated_batches:,} steps were trained again"))
+        found.append(("rollbacks", f"{s.rollbacks}, {s.repeated_batches:,} steps trained again"))
     if s.recovery_seconds:
         median, most = statistics.median(s.recovery_seconds), max(s.recovery_seconds)
         found.append(("recovery", f"median {median:.2f} s, longest {most:.2f} s"))
     if s.master_starts > 1:
-        found.append(("master started again", f"{s.master_starts - 1} times" if s.master_starts > 2 else "once"))
+        found.append(("master restarted", f"{s.master_starts - 1} times" if s.master_starts > 2 else "once"))
     if s.bad_records:
         found.append(("bad records set aside", ", ".join(s.bad_records)))
     if s.output:

@@ -1,4 +1,4 @@
-"""`elasticdl train` on this machine: checks everything, runs the job, shows it, and says what came of it."""
+"""`elasticdl train` on this machine: checks everything, runs the job, shows it and its outcome."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def _prepare(spec: JobSpec, console: Console, held: contextlib.ExitStack) 
         problems += preflight.check_data_of_checkpoint(spec, checkpoint, checked.datasets)
     if problems or claimed is None or port is None:
         raise UsageError(problems)
-    if Path(str(spec.checkpoint_dir)) != paths.checkpoint:  # its own one nobody else has
+    if Path(str(spec.checkpoint_dir)) != paths.checkpoint:  # no other job uses its own one
         problems = preflight.claim_checkpoint_dir(spec, held)
         if problems:
             raise UsageError(problems)
@@ -158,8 +158,8 @@ async def _launch(prepared: Prepared, console: Console, interrupts: Interrupts, 
         await asyncio.wait({following})
         screen.close()
         broken = None if following.cancelled() else following.exception()
-        if broken is not None:  # a view that cannot be drawn is no reason to stop training
-            screen.tell(f"The view broke: {broken!r}")
+        if broken is not None:  # training goes on without a view
+            screen.tell(f"The live view failed: {broken!r}")
     code = _exit_code(result, interrupts)
     result["exit_code"] = code
     write_result(paths, result)
@@ -171,7 +171,7 @@ def _screen(console: Console, order: Order) -> Screen:
     job = order.paths.job_name
     if not is_live(console):
         return PlainScreen(console, order.paths.log(names.replica_name(job, names.MASTER)))
-    hint = f"Ctrl-C stops with a checkpoint, twice at once. Logs: {order.paths.logs}"
+    hint = f"Ctrl-C stops with a checkpoint, twice without. Logs: {order.paths.logs}"
     return LiveScreen(console, View(job, hint), order.client)
 
 
@@ -188,5 +188,5 @@ def _conclude(console: Console, prepared: Prepared, result: Result) -> None:
     summary.show(console, prepared.paths.job_name, result, prepared.paths.logs)
     checkpoint = summary.status_of(result).checkpoint
     if result["outcome"] == "stopped" and checkpoint:
-        console.print("Go on where it stopped with")
+        console.print("Resume it with")
         console.print(f"  {resume_command(prepared.spec, Path(checkpoint))}", soft_wrap=True)

@@ -64,7 +64,7 @@ def eta_seconds(status: pb.Status) -> float | None:
 
 
 class View:
-    """Keeps what a status does not tell: the losses of the last minutes, and whether the master is away."""
+    """Keeps what no status contains: the losses of the last minutes, and whether the master answers."""
 
     def __init__(self, job: str, hint: str = "") -> None:
         self.job, self.hint = job, hint
@@ -75,7 +75,7 @@ class View:
         self._began = self._heard = time.monotonic()
 
     def update(self, status: pb.Status | None) -> None:
-        """Take in a status; None says that the master went away."""
+        """Take in a status; None: the master does not answer."""
         self.master_away = status is None and self.status is not None
         if status is None:
             return
@@ -100,7 +100,7 @@ class View:
             shown = decisions(status, _DECISIONS_SHOWN if height > 20 else 1)
             parts += [shown] if shown is not None else []
         if self.master_away:
-            parts.append(Text("The master is away; waiting for it to come back.", style="yellow"))
+            parts.append(Text("The master does not answer; waiting for it.", style="yellow"))
         if self.stopping or self.hint:
             parts.append(Text(self.stopping or self.hint, style="yellow" if self.stopping else "dim"))
         return Group(*parts)
@@ -129,7 +129,7 @@ class View:
         if status.incidents:
             text.append(f"   {by_kind(status)}", style="yellow")
         if status.skipped_batches:
-            text.append(f"   {status.skipped_batches:,} batches not finite, moved nothing", style="red")
+            text.append(f"   {status.skipped_batches:,} batches skipped (non-finite gradients)", style="red")
         if status.bad_records:
             text.append(f"   {len(status.bad_records)} bad records set aside", style="red")
         return text
@@ -166,7 +166,7 @@ def short_name(replica: str, job: str) -> str:
 
 
 def replicas(status: pb.Status, room: int = 20) -> RenderableType | None:
-    """Who works on what; of those that are gone, the last."""
+    """The replicas and what they work on; of those that are gone, the last."""
     alive = [r for r in status.replicas if r.state != "gone"]
     gone = sorted((r for r in status.replicas if r.state == "gone"), key=lambda r: r.since)[-_GONE_SHOWN:]
     if not (alive or gone):
@@ -219,7 +219,7 @@ def _table(*columns: str) -> Table:
 
 
 def by_kind(status: pb.Status) -> str:
-    """`1 crashed, 2 preempted`: what befell replicas, as the cluster tells it."""
+    """`1 crashed, 2 preempted`: what happened to replicas, as the cluster reports it."""
     return ", ".join(f"{count} {kind}" for kind, count in sorted(status.incidents.items()))
 
 

@@ -208,7 +208,7 @@ def test_the_report_counts_what_was_delivered_and_what_the_job_made_of_it(tmp_pa
     report = _report()
     assert report.passed
     rows = dict(report.rows())
-    assert rows["events"] == "2 delivered (seed 1)"
+    assert rows["faults"] == "2 delivered (seed 1)"
     assert rows["  ps"] == "1 pause" and rows["  worker"] == "1 kill"
     assert rows["  not delivered"] == "1: this user may not (no)"
     assert rows["rollbacks"] == "2, 12 batches trained again"
@@ -228,14 +228,14 @@ def test_a_failed_job_or_an_orphan_or_an_open_port_does_not_pass() -> None:
 
 def test_a_job_that_was_not_audited_says_how_to_have_it_audited(capsys: pytest.CaptureFixture[str]) -> None:
     _report(audit="").show(Console(width=120))
-    assert "not asked for; start the job with --audit" in capsys.readouterr().out
+    assert "not requested; start the job with --audit" in capsys.readouterr().out
 
 
 def test_an_event_is_told_in_a_line() -> None:
     line = line_of(Delivery(0, 0.0, 4504, "worker-1", "worker", "cut", "data connection to ps-1"))
-    assert line.endswith("at     4,504 records  worker-1    cut off: data connection to ps-1")
-    line = line_of(Delivery(0, 0.0, 4504, "", "ps", "kill", "", "there was none to hit"))
-    assert line.endswith("at     4,504 records  ps          kill not delivered: there was none to hit")
+    assert line.endswith("at     4,504 records  worker-1    lost its data connection to ps-1")
+    line = line_of(Delivery(0, 0.0, 4504, "", "ps", "kill", "", "no replica to hit"))
+    assert line.endswith("at     4,504 records  ps          kill not delivered: no replica to hit")
 
 
 def test_a_job_that_does_not_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,6 +248,6 @@ def test_a_job_that_does_not_run_is_refused(tmp_path: Path, capsys: pytest.Captu
     spared = [word for role in ROLES for word in ("--spare", role)]
     assert main([*words, *spared]) == 2
     told = capsys.readouterr().err
-    assert "gone: it does not run: it died" in told
-    assert "nobody is left to disturb" in told
-    assert "its directory is not there" in told
+    assert "gone: not running: it died" in told
+    assert "no role is left to hit" in told
+    assert "its directory does not exist" in told

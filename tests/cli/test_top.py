@@ -69,7 +69,7 @@ def test_sizes_read_well(count: int, text: str) -> None:
 
 def test_where_no_job_runs_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", f"--state_dir={tmp_path}"]) == 0
-    assert capsys.readouterr().out == f"No job runs in {tmp_path}.\n"
+    assert capsys.readouterr().out == f"No jobs are running in {tmp_path}.\n"
     assert main(["top", "--json", f"--state_dir={tmp_path}"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 

@@ -108,12 +108,12 @@ def test_one_interrupt_stops_with_a_checkpoint_and_the_printed_command_goes_on_f
         job.wait_until_training()
         job.process.send_signal(signal.SIGINT)
         assert job.wait() == 130
-    assert "Stopping: the servers write a checkpoint. Ctrl-C again stops at once, without one." in job.lines
+    assert "Stopping: the servers write a checkpoint. Ctrl-C again stops at once, without a checkpoint." in job.lines
     assert any(line.startswith("stopped stopped: interrupted by SIGINT") for line in job.lines)
     assert_nothing_is_left(job)
     [checkpoint] = job.paths.checkpoint.iterdir()
     assert (checkpoint / "manifest.json").exists()
-    command = shlex.split(job.lines[job.lines.index("Go on where it stopped with") + 1])
+    command = shlex.split(job.lines[job.lines.index("Resume it with") + 1])
     assert f"--checkpoint_dir_for_init={checkpoint}" in command
 
     again = Launched.by_command(command, job.paths)
@@ -161,7 +161,7 @@ def test_a_killed_master_is_started_again_and_the_job_finishes(tmp_path: Path, d
         job.wait_until_training()
         [master] = job.replicas("master")
         master.kill()
-        job.wait_for("The master was killed by SIGKILL; starting it again")
+        job.wait_for("The master was killed by SIGKILL; restarting it")
         assert job.wait() == 0
     assert any(line.split() == ["master", "started", "again", "once"] for line in job.lines)
     [scalar] = load_file(model / "model.safetensors").values()
@@ -209,7 +209,7 @@ def test_a_terminal_shows_a_live_view(tmp_path: Path, data: Path) -> None:
     for shown in ("checking model and data", "starting", "of 8,000 records", "worker-0", "working", "records/s"):
         assert shown in text
     assert "evaluation at step" in text
-    assert "Ctrl-C stops with a checkpoint, twice at once." in text
+    assert "Ctrl-C stops with a checkpoint, twice without." in text
     assert "seen succeeded: all 8000 records are trained" in text
     assert raw.rstrip().endswith(str(tmp_path / "jobs" / "seen" / "logs"))
     assert raw.count("\x1b[?25l") == raw.count("\x1b[?25h")  # the cursor is back

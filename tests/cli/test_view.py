@@ -94,14 +94,14 @@ def test_the_view_shows_progress_loss_metrics_replicas_and_decisions() -> None:
     assert text.rstrip().endswith("Ctrl-C stops with a checkpoint")
 
 
-def test_what_befell_replicas_is_counted_by_kind(tmp_path: Path) -> None:
+def test_incidents_of_replicas_are_counted_by_kind(tmp_path: Path) -> None:
     status = training()
     status.incidents.update({"preempted": 2, "crashed": 1})
     view = View("mnist")
     view.update(status)
     assert "1 crashed, 2 preempted" in drawn(view, width=160)
     told = dict(summary.rows({"status": {"incidents": {"evicted": 3}}}, tmp_path))
-    assert told["what befell replicas"] == "3 evicted"
+    assert told["incidents"] == "3 evicted"
     assert summary.status_json(status)["incidents"] == {"preempted": 2, "crashed": 1}
 
 
@@ -111,11 +111,11 @@ def test_the_mode_and_batches_that_moved_nothing_are_shown_everywhere(tmp_path: 
     view = View("mnist")
     view.update(status)
     text = drawn(view, width=160)
-    assert f"epoch 2 of 2  {mode}" in text and "3 batches not finite, moved nothing" in text
+    assert f"epoch 2 of 2  {mode}" in text and "3 batches skipped (non-finite gradients)" in text
     ended = {"status": {"mode": mode, "skipped_batches": "3", "records_total": "10"}}
     told = dict(summary.rows(ended, tmp_path))
     assert told["mode"] == mode
-    assert told["batches that moved nothing"] == "3, since their gradients were not finite"
+    assert told["batches skipped"] == "3, with non-finite gradients"
     assert summary.status_json(status)["skipped_batches"] == 3
 
 
@@ -129,7 +129,7 @@ def test_a_master_that_went_away_is_waited_for_in_words() -> None:
     assert "away" not in drawn(view)
     view.update(training())
     view.update(None)
-    assert "The master is away; waiting for it to come back." in drawn(view)
+    assert "The master does not answer; waiting for it." in drawn(view)
     assert "61,440" in drawn(view)  # what was known stays
     view.update(training())
     assert "away" not in drawn(view)

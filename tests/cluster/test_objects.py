@@ -257,7 +257,7 @@ def test_without_a_cluster_the_user_is_told_what_is_missing(
     (tmp_path / "config").unlink()
     assert main([*WORDS, "--dry_run"]) == 0
     shown = capsys.readouterr().out
-    assert "# The cluster:\n#   It was not asked: KUBECONFIG=" in shown
+    assert "# The cluster:\n#   Not asked: KUBECONFIG=" in shown
     assert "# Decisions:" in shown
 
 

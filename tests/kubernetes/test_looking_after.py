@@ -127,7 +127,7 @@ def test_logs_come_from_the_api_server(namespace: str, running: str) -> None:
     assert len(elasticdl("logs", "runner", "all", "--tail=3", "-n", namespace).splitlines()) == 3
     complaint = elasticdl("logs", "runner", "worker-9", "-n", namespace, code=2)
     assert "worker-9: job runner has no such replica. Did you mean worker-0? There are keeper, master" in complaint
-    assert "its container was not started again" in elasticdl(
+    assert "its container was never restarted" in elasticdl(
         "logs", "runner", "worker-0", "--previous", "-n", namespace, code=2
     )
 
@@ -176,7 +176,7 @@ def test_a_master_whose_image_is_not_there_is_pending_with_the_remedy_and_can_be
     found = until(lambda: "image" in (s := status("noimage", namespace))["reason"] and s)
     assert (found["state"], found["status"]) == ("pending", None)
     text = elasticdl("status", "noimage", "-n", namespace)
-    assert "noimage is pending; nothing runs yet: its master cannot start: its image is not on the node" in text
+    assert "noimage is pending; nothing has started yet: its master cannot start: its image is not on the node" in text
     assert "(elasticdl:not-there)" in text
     assert "or let it be pulled: --image_pull_policy=IfNotPresent." in text
     said = elasticdl("stop", "noimage", "-n", namespace)
@@ -188,7 +188,7 @@ def test_an_image_that_cannot_be_pulled_is_told_with_the_remedy(namespace: str, 
     """The kubelet's own words, of a registry that is not there: the node's port 9 belongs to nobody."""
     submit(namespace, data, "nopull", image_name="127.0.0.1:9/none:1", image_pull_policy="IfNotPresent")
     text = until(lambda: "ImagePullBackOff" in (said := elasticdl("status", "nopull", "-n", namespace)) and said)
-    assert "nopull is pending; nothing runs yet: its master cannot start: its image cannot be fetched" in text
+    assert "nopull is pending; nothing has started yet: its master cannot start: its image cannot be fetched" in text
     assert "(127.0.0.1:9/none:1): ImagePullBackOff: " in text
     assert "Check --image_name, and that the image is where the nodes can pull it from: `elasticdl zoo push" in text
     elasticdl("stop", "nopull", "--now", "-n", namespace)
@@ -246,7 +246,7 @@ def test_following_outlives_a_master_and_ends_with_the_job_that_is_stopped_with_
     assert (ended["state"], ended["status"]["phase"]) == ("stopped", "stopped")
     assert "runner stopped: stopped by" in elasticdl("status", "runner", "-n", namespace)
     assert "the job stopped" in elasticdl("logs", "runner", "-n", namespace)
-    assert "it does not run: it stopped" in elasticdl("stop", "runner", "-n", namespace, code=2)
+    assert "not running: it stopped" in elasticdl("stop", "runner", "-n", namespace, code=2)
 
 
 @pytest.mark.long
@@ -257,7 +257,7 @@ def test_the_command_that_stop_prints_goes_on_with_the_job_wherever_it_is_typed(
     submit(namespace, data, "twice", cluster_spec="pods.py")
     until(lambda: trains("twice", namespace))
     said = elasticdl("stop", "twice", "-n", namespace).splitlines()
-    assert said[-2] == "Go on where it stopped with"
+    assert said[-2] == "Resume it with"
     words = shlex.split(said[-1])
     assert words[:2] == ["elasticdl", "train"]
     assert {f"--cluster_spec={data.parent / 'pods.py'}", f"--namespace={namespace}", *WHERE} <= set(words)

@@ -22,7 +22,7 @@ def test_servers_and_workers_are_added_and_taken_away_while_training(tmp_path: P
     job = start_witness(tmp_path, "scaled", records=RECORDS, epochs=EPOCHS, servers=1, workers=2, env=env)
     job.wait_until(lambda s: s.records_done >= 200)
     for words, expected in (
-        ((), "nothing to change is given"),
+        ((), "no change given"),
         (("--ps=0",), "a job needs at least one"),
         (("--ps=2000",), "1024 partitions"),
     ):

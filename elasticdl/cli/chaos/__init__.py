@@ -1,1 +1,1 @@
-"""`elasticdl chaos`: disturbs a running job on purpose, by a schedule that a seed reproduces, and says how it went."""
+"""`elasticdl chaos`: injects faults into a running job, by a seeded schedule, and reports the outcome."""

@@ -1,4 +1,4 @@
-"""The command line of `elasticdl chaos`, and what is seen while it runs."""
+"""The command line of `elasticdl chaos`, and what it prints while it runs."""
 
 from __future__ import annotations
 
@@ -26,32 +26,34 @@ EVERY_SECONDS = 5.0
 _SAYS = {
     Kind.KILL: "killed (SIGKILL)",
     Kind.PAUSE: "paused (SIGSTOP)",
-    Kind.TERMINATE: "told to go (SIGTERM)",
-    Kind.CUT: "cut off:",
+    Kind.TERMINATE: "terminated (SIGTERM)",
+    Kind.CUT: "lost its",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("job", metavar="JOB", help="a job that runs on this machine, as `elasticdl list` shows it")
-    parser.add_argument("--seed", type=count, metavar="N", help="draws the schedule; by default a new one, printed")
-    what = f"how many (default: {EVENTS}), spread over the records left to train unless --every or --seconds is given"
+    parser.add_argument("job", metavar="JOB", help="a running job of this machine, as `elasticdl list` shows it")
+    parser.add_argument(
+        "--seed", type=count, metavar="N", help="the seed of the schedule (default: a new one, which is printed)"
+    )
+    what = f"how many faults (default: {EVENTS}), spread over the records left unless --every or --seconds is given"
     parser.add_argument("--events", type=count, metavar="N", help=what)
-    parser.add_argument("--seconds", type=seconds, metavar="S", help="stop disturbing the job after so long")
-    what = f"mean pause between two events, by the clock (default with --seconds: {EVERY_SECONDS:g})"
+    parser.add_argument("--seconds", type=seconds, metavar="S", help="stop injecting faults after this time")
+    what = f"mean time between two faults (default with --seconds: {EVERY_SECONDS:g})"
     parser.add_argument("--every", type=seconds, metavar="SECONDS", help=what)
-    what = "leave replicas of this role alone; may be given again"
+    what = "do not hit replicas of this role; may be repeated"
     parser.add_argument("--spare", choices=ROLES, action="append", default=[], help=what)
-    what = "do only this to them; may be given again (default: all of them)"
+    what = "inject only this kind of fault; may be repeated (default: all kinds)"
     parser.add_argument("--kind", choices=[str(k) for k in Kind], action="append", default=[], help=what)
-    what = f"for how long a replica is paused at most (default: {LONGEST_PAUSE:g})"
+    what = f"longest pause of a replica (default: {LONGEST_PAUSE:g})"
     parser.add_argument("--longest_pause", type=seconds, metavar="SECONDS", default=LONGEST_PAUSE, help=what)
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write the report there too, as JSON")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="also write the report to this file, as JSON")
     add_state_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Disturb the job until it has ended. 0: it succeeded and left nothing behind; 1: not so."""
+    """Inject faults until the job has ended. 0: it succeeded and left nothing behind; else 1."""
     if sys.platform != "linux":
         raise UsageError([Problem("elasticdl chaos", "", "needs Linux: /proc and pidfd", "Run the job on Linux.")])
     job = JobLookup(state_dir_of(args)).find_here(args.job)
@@ -59,11 +61,9 @@ def run(args: argparse.Namespace) -> int:
     if not job.running:
         problems.append(not_running(job, "Start it, and run this beside it."))
     if set(args.spare) == set(ROLES):
-        problems.append(
-            Problem("--spare", ", ".join(args.spare), "nobody is left to disturb", "Leave one of them out.")
-        )
+        problems.append(Problem("--spare", ", ".join(args.spare), "no role is left to hit", "Leave one of them out."))
     if args.report is not None and not args.report.absolute().parent.is_dir():
-        problems.append(Problem("--report", str(args.report), "its directory is not there", "Make it first."))
+        problems.append(Problem("--report", str(args.report), "its directory does not exist", "Create it first."))
     if problems:
         raise UsageError(problems)
     return asyncio.run(_run(job, plan_of(args), args.report))
@@ -91,7 +91,10 @@ async def _run(job: LocalJob, plan: Plan, report_file: Path | None) -> int:
 
     console = make_console()
     live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
-    console.print(f"Disturbing {job.name} with seed {plan.seed}; Ctrl-C leaves it alone again.", soft_wrap=True)
+    console.print(
+        f"Injecting faults into {job.name} with seed {plan.seed}; Ctrl-C ends the faults, and the job goes on.",
+        soft_wrap=True,
+    )
 
     def tell(delivery: Delivery) -> None:
         console.print(Text(line_of(delivery)), soft_wrap=True)
@@ -101,7 +104,7 @@ async def _run(job: LocalJob, plan: Plan, report_file: Path | None) -> int:
             live.update(Group(progress(status), Text(f"{status.phase}; {coming}", style="dim")), refresh=True)
 
     striking = asyncio.create_task(Striker(job, plan, tell, show).run())
-    # Whoever is paused must not stay so because somebody ends this command.
+    # No replica stays paused when this command is ended.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, striking.cancel)
     if is_live(console):
         live.start()
@@ -109,7 +112,7 @@ async def _run(job: LocalJob, plan: Plan, report_file: Path | None) -> int:
         report = await striking
     except asyncio.CancelledError:
         live.stop()
-        console.print(f"{job.name} is left alone, and goes on.")
+        console.print(f"No more faults; {job.name} goes on.")
         if asyncio.current_task().cancelling():  # type: ignore[union-attr] # by Ctrl-C
             raise
         return 128 + signal.SIGTERM
@@ -122,7 +125,7 @@ async def _run(job: LocalJob, plan: Plan, report_file: Path | None) -> int:
 
 
 def line_of(d: Delivery) -> str:
-    """An event as a line of its own."""
+    """A fault as a line of its own."""
     at = time.strftime("%H:%M:%S", time.localtime(d.at))
     if d.not_delivered:
         return f"{at}  at {d.records_done:>9,} records  {d.role:<10}  {d.kind} not delivered: {d.not_delivered}"

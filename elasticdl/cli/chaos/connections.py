@@ -73,7 +73,7 @@ def _tcp(replica: str, pids: Mapping[str, tuple[str, int]]) -> Iterator[tuple[Co
 
 
 def _local(replica: str, pids: Mapping[str, tuple[str, int]]) -> Iterator[tuple[Connection, str]]:
-    """Through a socket in a directory: the end of who listens is asked who came, since the other end bears no name."""
+    """Through a socket in a directory: the listening end is asked for its peer, since the other end bears no name."""
     names = {pid: name for name, (_, pid) in pids.items()}
     for name, (_, pid) in pids.items():
         for c in accepted(pid):
@@ -109,11 +109,13 @@ def _came_from(c: Connection) -> int:
         return int(_UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0])
 
 
-def listening(pid: int, everybody: bool = False) -> dict[int, int]:
+def listening(pid: int, every_process: bool = False) -> dict[int, int]:
     """Inode and port of each socket on which a process (or any that shares its network) listens."""
-    fds = {} if everybody else _sockets(pid)
+    fds = {} if every_process else _sockets(pid)
     return {
-        inode: local[1] for state, local, _, inode in _table(pid) if state == _LISTEN and (everybody or inode in fds)
+        inode: local[1]
+        for state, local, _, inode in _table(pid)
+        if state == _LISTEN and (every_process or inode in fds)
     }
 
 

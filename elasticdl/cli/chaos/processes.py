@@ -56,7 +56,7 @@ class Population:
     ports: dict[int, int] = field(default_factory=dict)  # inode of a listening socket -> port
 
     def note(self) -> None:
-        """Look at who is there now."""
+        """Look at the processes that run now."""
         for pid in [self.launcher_pid, *_descendants(self.launcher_pid), *self._marked()]:
             identity = _identity(pid)
             if identity is not None:
@@ -65,8 +65,8 @@ class Population:
                 self.ports |= connections.listening(pid)
 
     async def left(self) -> list[str]:
-        """Who is still there, once the job is over and its last processes had a moment to end."""
-        for pid in self._marked():  # some that nobody saw while they had a parent
+        """Processes that still run once the job is over and its last ones had a moment to end."""
+        for pid in self._marked():  # some that were not seen while they had a parent
             if (identity := _identity(pid)) is not None:
                 self.seen.setdefault(identity, variable(pid, names.ENV_REPLICA))
         alive = [identity for identity in self.seen if _identity(identity[0]) == identity]
@@ -77,11 +77,11 @@ class Population:
 
     def ports_left(self) -> list[int]:
         """Ports on which a socket of the job still listens."""
-        open_now = connections.listening(os.getpid(), everybody=True)
+        open_now = connections.listening(os.getpid(), every_process=True)
         return sorted(port for inode, port in self.ports.items() if inode in open_now)
 
     def _marked(self) -> Iterator[int]:
-        """Processes that were started for this job, whoever their parent is now."""
+        """Processes that were started for this job, whatever their parent is now."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and variable(int(entry.name), names.ENV_JOB_FILE) == str(self.paths.job_file):
                 yield int(entry.name)

@@ -1,4 +1,4 @@
-"""What came of the disturbances: counted, judged, and put into words."""
+"""The outcome of the faults: counted, judged, and put into words."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from elasticdl.cli.chaos.schedule import ROLES, Kind
 from elasticdl.cli.summary import status_of
 from elasticdl.cli.view import STYLES, duration
 
-NOT_AUDITED = "not asked for; start the job with --audit"
+NOT_AUDITED = "not requested; start the job with --audit"
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """One event as it happened."""
+    """One fault as it happened."""
 
     number: int
     at: float  # seconds since 1970
@@ -58,7 +58,7 @@ class Report:
         """Take in how the job ended."""
         s = status_of(result)
         self.outcome = str(result.get("outcome", "died"))
-        self.reason = str(result.get("reason", "" if result else "its launcher ended without saying how"))
+        self.reason = str(result.get("reason", "" if result else "its launcher ended without a result"))
         self.audit = s.audit
         self.losses, self.repeated_batches = s.losses, s.repeated_batches
         self.rollbacks = s.rollbacks
@@ -72,7 +72,7 @@ class Report:
         return self.outcome == "succeeded" and not self.orphans and not self.ports_open
 
     def delivered(self) -> dict[str, dict[str, int]]:
-        """How many events of each kind hit each role."""
+        """How many faults of each kind hit each role."""
         counts = Counter((d.role, d.kind) for d in self.deliveries if not d.not_delivered)
         return {role: {kind: counts[role, kind] for kind in Kind} for role in ROLES}
 
@@ -85,7 +85,7 @@ class Report:
         """The report as (label, text)."""
         counted = self.delivered()
         missed = [d for d in self.deliveries if d.not_delivered]
-        found = [("events", f"{len(self.deliveries) - len(missed)} delivered (seed {self.seed})")]
+        found = [("faults", f"{len(self.deliveries) - len(missed)} delivered (seed {self.seed})")]
         for role in ROLES:
             kinds = [f"{count} {kind}" for kind, count in counted[role].items() if count]
             if kinds:
@@ -93,7 +93,7 @@ class Report:
         reasons = Counter(d.not_delivered for d in missed)
         found += [("  not delivered", f"{count}: {why}") for why, count in reasons.items()]
         found.append(("replicas lost and replaced", str(self.losses)))
-        found.append(("master started again", str(max(0, self.master_starts - 1))))
+        found.append(("master restarted", str(max(0, self.master_starts - 1))))
         found.append(("rollbacks", f"{self.rollbacks}, {self.repeated_batches:,} batches trained again"))
         if self.recovery_seconds:
             median, most = statistics.median(self.recovery_seconds), max(self.recovery_seconds)

@@ -1,4 +1,4 @@
-"""What is done to whom, and when: drawn from a seed, the same for the same seed on every machine."""
+"""Which faults hit which roles, and when: the same for the same seed on every machine."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Kind(StrEnum):
     CUT = "cut"  # one of its connections to another replica is shut down
 
 
-_AFTERSHOCKS = 0.2  # the share of events that come right after the one before, while the job still recovers from it
+_AFTERSHOCKS = 0.2  # the share of faults that come right after the one before, while the job still recovers from it
 _KIND_WEIGHTS = {Kind.KILL: 4.0, Kind.PAUSE: 2.0, Kind.TERMINATE: 2.0, Kind.CUT: 2.5}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One disturbance. Which replica of the role it hits is decided by `pick` among those that are there then."""
+    """One fault. `pick` decides which replica of the role it hits, among those that run then."""
 
     number: int
     role: str
@@ -44,11 +44,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class Timing:
-    """When events come: spread over the records that are left to train, or by the clock."""
+    """When faults come: spread over the records that are left to train, or by the clock."""
 
     events: int | None = None
     every_seconds: float | None = None  # mean pause; None: by the job's progress
-    seconds: float | None = None  # no event later than this
+    seconds: float | None = None  # no fault later than this
 
     @property
     def by_progress(self) -> bool:
@@ -57,7 +57,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule. The nature of event n depends on the seed and on what is allowed, not on the timing."""
+    """A schedule. The nature of fault n depends on the seed and on what is allowed, not on the timing."""
 
     seed: int
     timing: Timing

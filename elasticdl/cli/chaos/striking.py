@@ -1,4 +1,4 @@
-"""Delivers a schedule to a running job: waits for each event's time, chooses whom it hits, and does it."""
+"""Delivers a schedule to a running job: waits for each fault's time, chooses the replica to hit, and hits it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Show = Callable[[pb.Status, str], None]  # the job's status, and what comes next
 
 
 class Striker:
-    """One job under one schedule. `tell` hears of each fault, `show` of the job's progress."""
+    """One job under one schedule. `tell` gets each fault, `show` the job's progress."""
 
     def __init__(self, job: LocalJob, plan: Plan, tell: Tell, show: Show) -> None:
         self._job, self._plan, self._tell, self._show = job, plan, tell, show
@@ -37,14 +37,14 @@ class Striker:
         self._status: pb.Status | None = None
         self._news = asyncio.Condition()
         self._next = ""
-        self._going: set[int] = set()  # process ids of those that were told to end
+        self._going: set[int] = set()  # process ids of replicas that got SIGTERM or SIGKILL
         self._paused: dict[int, str] = {}  # process id -> name
         self._resuming: set[asyncio.Task[None]] = set()
         self._no_cuts = ""  # why connections cannot be cut here
         self._planned: list[Fault] = []  # where their number is known from the start
 
     async def run(self) -> Report:
-        """Until the job has ended. Nobody stays paused, however this ends."""
+        """Until the job has ended. No replica stays paused, however this ends."""
         over = asyncio.create_task(self._job.ended())
         hearing = asyncio.create_task(self._hear())
         striking = asyncio.create_task(self._strike_all())
@@ -52,7 +52,7 @@ class Striker:
             await asyncio.wait({over, striking}, return_when=asyncio.FIRST_COMPLETED)
             if striking.done():
                 striking.result()
-                self._next = "all events delivered; waiting for the end of the job"
+                self._next = "all faults delivered; waiting for the job to end"
             await over
         finally:
             for task in (over, hearing, striking):
@@ -111,7 +111,7 @@ class Striker:
                 await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
                 await self._strike(fault)
 
-    # Events.
+    # Faults.
 
     async def _strike(self, fault: Fault) -> None:
         if fault.kind is Kind.CUT and self._no_cuts:
@@ -126,7 +126,7 @@ class Striker:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._until(lambda s: True), max(0.0, deadline - time.monotonic()))
         if hit is None:
-            self._delivered(fault, "", "", "there was none to hit")
+            self._delivered(fault, "", "", "no replica to hit")
         self._population.note()
 
     async def _hit_one(self, fault: Fault, anybody: bool) -> str | None:
@@ -159,7 +159,7 @@ class Striker:
             try:
                 line = self._cut(fault, name, pids)
             except connections.NotPermitted as error:
-                why_not = self._no_cuts = f"this user may not take connections of other processes ({error})"
+                why_not = self._no_cuts = f"this user may not cut connections of other processes ({error})"
             else:
                 if line is None:
                     return False

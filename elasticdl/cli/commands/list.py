@@ -23,7 +23,7 @@ _ASKED_AT_ONCE = 8  # masters
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     job_lookup.add_arguments(parser, every_namespace=True)
 
 

@@ -1,4 +1,4 @@
-"""`elasticdl scale JOB --ps N --workers N`: another number of replicas, while the job trains."""
+"""`elasticdl scale JOB --ps N --workers N`: changes the number of replicas while the job trains."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ OVER = ("succeeded", "stopped", "failed")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     job_lookup.add_job(parser)
-    parser.add_argument("--ps", type=int, metavar="N", help="so many parameter servers; only rows that must move do")
-    parser.add_argument("--workers", type=int, metavar="N", help="so many workers")
+    parser.add_argument(
+        "--ps", type=int, metavar="N", help="change to N parameter servers; only the rows that must move do"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="change to N workers")
     what = "how long to wait until it is done (default: 120); 0 does not wait"
     parser.add_argument("--timeout", type=float, metavar="SECONDS", default=120.0, help=what)
     job_lookup.add_arguments(parser)
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.ps is None and args.workers is None:
-        raise UsageError([Problem("scale", "", "nothing to change is given", "Give --ps N, --workers N or both.")])
+        raise UsageError([Problem("scale", "", "no change given", "Give --ps N, --workers N or both.")])
     wrong = [(flag, n) for flag, n in (("--ps", args.ps), ("--workers", args.workers)) if n is not None and n < 1]
     if wrong:
         raise UsageError([Problem(flag, str(n), "a job needs at least one", "Give 1 or more.") for flag, n in wrong])
@@ -59,8 +61,12 @@ async def _scale(master: MasterClient, name: str, args: argparse.Namespace, answ
         print(f"{name}: {' and '.join(said)}.")
         return 0
     over = last is not None and last.phase in OVER
-    text = f"{name} {last.phase} before it came to that." if over and last is not None else f"{name} is not there yet;"
-    print(text if over else f"{text} `elasticdl status {name}` says why.", file=sys.stderr)
+    text = (
+        f"{name} {last.phase} before it reached that."
+        if over and last is not None
+        else f"{name} has not reached that yet;"
+    )
+    print(text if over else f"{text} `elasticdl status {name}` shows why.", file=sys.stderr)
     return 1
 
 
@@ -83,7 +89,7 @@ async def _reached(master: MasterClient, args: argparse.Namespace) -> pb.Status 
 
 
 def _is_there(status: pb.Status, args: argparse.Namespace) -> bool:
-    if status.generation:  # all-reduce: who trains is who is in the world
+    if status.generation:  # all-reduce: the workers in the world are those that train
         return len(status.world) == args.workers and not any(r.state.endswith("joining") for r in status.replicas)
     at_work = sum(1 for r in status.replicas if r.role == "worker" and r.state in ("joined", "waiting for work"))
     moved = args.ps is None or (status.servers == args.ps and status.phase != "going back")

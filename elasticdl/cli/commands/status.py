@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     job_lookup.add_job(parser)
     parser.add_argument("--watch", action="store_true", help="show the job until it ends")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     job_lookup.add_arguments(parser)
 
 
@@ -71,7 +71,7 @@ def _show(console: Console, job: Job, status: pb.Status | None, silence: str) ->
         return
     elif status is None:
         why = job.note or silence
-        what = "its master does not answer yet" if job.state == "running" else "nothing runs yet"
+        what = "its master does not answer yet" if job.state == "running" else "nothing has started yet"
         console.print(f"{job.name} is {job.state}; {what}" + (f": {why}" if why else "."), soft_wrap=True)
     else:
         view = View(job.name)
@@ -116,7 +116,7 @@ async def _print(client: MasterClient, as_lines_of_json: bool) -> None:
     last = ""
     async with contextlib.aclosing(client.watch()) as statuses:
         async for status in statuses:
-            line = "the master is away" if status is None else plain(status)
+            line = "the master does not answer" if status is None else plain(status)
             if line == last or (status is None and not last):  # it is being reached
                 continue
             last = line

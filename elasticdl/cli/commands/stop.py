@@ -40,7 +40,7 @@ async def _stop(args: argparse.Namespace, lookup: JobLookup) -> int:
 
 
 async def _stop_gracefully(job: Job, timeout_seconds: float, context: str | None) -> int:
-    print(f"Stopping {job.name}; what it trained is saved first.", flush=True)
+    print(f"Stopping {job.name}; saving a checkpoint first.", flush=True)
     deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline:
         try:
@@ -66,7 +66,7 @@ def _say_end(job: Job, before: Job, context: str | None) -> int:
     if spec is not None:
         from elasticdl.cli.resume import resume_command
 
-        print(f"Go on where it stopped with\n  {resume_command(spec, Path(checkpoint), context)}")
+        print(f"Resume it with\n  {resume_command(spec, Path(checkpoint), context)}")
         if spec.cluster_spec is not None and not Path(spec.cluster_spec).exists():
-            print("The file of --cluster_spec is on the machine from which the job was submitted.")
+            print("The file of --cluster_spec is on the machine that submitted the job.")
     return 0

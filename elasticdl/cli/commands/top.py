@@ -31,10 +31,12 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = "jobs, as `elasticdl list` shows them; by default all that run"
+    what = "names of jobs, as `elasticdl list` shows them (default: all that run)"
     parser.add_argument("jobs", metavar="JOB", nargs="*", help=what)
-    parser.add_argument("--once", action="store_true", help="print one table and leave, as where there is no terminal")
-    parser.add_argument("--json", action="store_true", help="once, for programs")
+    parser.add_argument(
+        "--once", action="store_true", help="print one table and exit (the default where there is no terminal)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON once, for programs")
     job_lookup.add_arguments(parser, every_namespace=True)
 
 
@@ -59,7 +61,7 @@ async def _top(args: argparse.Namespace, lookup: JobLookup) -> int:
     if args.json:
         print(json.dumps([look.as_json() for look in looks], indent=1, allow_nan=False))
     elif not looks:
-        print(f"No job runs in {lookup.described}.")
+        print(f"No jobs are running in {lookup.described}.")
     else:
         console.print(table(looks))
     return 0
@@ -84,7 +86,7 @@ class ReplicaRow:
     role: str
     state: str
     doing: str
-    cpu: float | None  # cores; None: it has not said yet
+    cpu: float | None  # cores; None: not reported yet
     memory_bytes: int | None
     cpu_limit: float | None
     memory_limit_bytes: float | None
@@ -92,7 +94,7 @@ class ReplicaRow:
 
 @dataclass(frozen=True)
 class Look:
-    """A job, what its master last said of it, and why it says nothing."""
+    """A job, its last status, and why its master does not answer."""
 
     job: Job
     status: pb.Status | None = None
@@ -100,7 +102,7 @@ class Look:
 
     @functools.cached_property
     def replicas(self) -> list[ReplicaRow]:
-        """The master first, then who is not gone."""
+        """The master first, then the others that are not gone."""
         if self.status is None:
             return []
         from elasticdl.cli.view import WORDS, first_line
@@ -220,7 +222,7 @@ def _memory(r: ReplicaRow) -> Text:
 
 
 class _Watch:
-    """Follows the masters of the jobs that run, and sees who comes and goes."""
+    """Follows the masters of running jobs, and notices new jobs and ended ones."""
 
     def __init__(self, lookup: JobLookup, wanted: Sequence[str]) -> None:
         self._lookup, self._wanted = lookup, wanted
