@@ -1,4 +1,4 @@
-"""The help texts: plain text that fits the terminal, bold headings where there is one."""
+"""The help texts: plain text as wide as the terminal, with bold headings on one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from elasticdl.cli.commands import COMMANDS
+
 if TYPE_CHECKING:
-    from elasticdl.cli.main import Command
     from elasticdl.job.knob import Knob
 
-TITLES = {
-    "train": "Train a model over workers that may come and go.",
-    "evaluate": "Evaluate a trained model.",
-    "predict": "Run a trained model over data.",
-}
 EXAMPLES = {
     "train": (
         "elasticdl train --model_zoo=model_zoo --model_def=mnist.mnist_functional_api.custom_model "
@@ -34,16 +30,16 @@ EXAMPLES = {
     ),
 }
 OPTIONS = (
-    ("-f, --file FILE", "Read the job from a YAML file with the flags' names as keys; flags override it."),
-    ("--dry_run[=yaml|json]", "Print the resolved job, with what its cluster says to it, and run nothing."),
-    ("--context NAME", "The kubeconfig's context to submit with; by default its current one."),
+    ("-f, --file FILE", "Read the job from a YAML file, whose keys are the names of flags; flags override it."),
+    ("--dry_run[=yaml|json]", "Print the resolved job, and whether its cluster accepts it, without running it."),
+    ("--context NAME", "The kubeconfig context to submit with (default: the current one)."),
     ("--help", "Show the common flags."),
     ("--help_all", "Show every flag."),
 )
 
 
 def width() -> int:
-    """Columns to write in: the terminal's, within what reads well."""
+    """Columns to write in: the terminal's, from 60 to 110."""
     return max(60, min(shutil.get_terminal_size((100, 24)).columns, 110))
 
 
@@ -53,11 +49,11 @@ def bold(text: str) -> str:
     return text if plain else f"\033[1m{text}\033[0m"
 
 
-def overview(commands: Iterable[Command], version: str) -> str:
+def overview(version: str) -> str:
     """What `elasticdl --help` shows: the commands by group, each with a line about it."""
     lines = [f"{bold('ElasticDL')} {version}: deep learning on machines that come and go", ""]
     lines += [f"{bold('Usage')}: elasticdl COMMAND [FLAGS]", ""]
-    for title, group in itertools.groupby(commands, lambda command: command.group):
+    for title, group in itertools.groupby(COMMANDS.values(), lambda command: command.group):
         lines += [bold(title), *_table([(command.name, command.about) for command in group], 12), ""]
     lines += [
         bold("Options"),
@@ -73,7 +69,7 @@ def command_help(command: str, everything: bool) -> str:
 
     mine = [k for k in knobs().values() if k.belongs_to(command)]
     shown = [k for k in mine if everything or k.common]
-    lines = [f"{bold('Usage')}: elasticdl {command} [-f FILE] [FLAGS]", "", TITLES[command], ""]
+    lines = [f"{bold('Usage')}: elasticdl {command} [-f FILE] [FLAGS]", "", COMMANDS[command].about, ""]
     for group in GROUPS:
         rows = [(_left(k), _right(k)) for k in shown if k.group == group.title]
         if rows:
@@ -82,7 +78,7 @@ def command_help(command: str, everything: bool) -> str:
     lines += _continued(EXAMPLES[command])
     if not everything:
         more = f"{len(mine) - len(shown)} more flags: elasticdl {command} --help_all."
-        lines += ["", *textwrap.wrap(f"{more} Dashes may be written for underscores.", width())]
+        lines += ["", *textwrap.wrap(f"{more} Dashes mean the same as underscores.", width())]
     return "\n".join(lines)
 
 
@@ -122,7 +118,7 @@ def _table(rows: Iterable[tuple[str, str]], column: int) -> list[str]:
 
 
 def _continued(command_line: str) -> list[str]:
-    """A long command line over several, as one would type it."""
+    """A long command line over several lines, as a user types it."""
     wrapped = textwrap.wrap(command_line, width() - 6, break_on_hyphens=False, break_long_words=False)
     return [
         ("  " if i == 0 else "    ") + line + (" \\" if i < len(wrapped) - 1 else "") for i, line in enumerate(wrapped)

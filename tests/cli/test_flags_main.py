@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from elasticdl import __version__
-from elasticdl.cli.main import COMMANDS, main
+from elasticdl.cli.commands import COMMANDS
+from elasticdl.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "keras", "grpc", "rich", "numpy", "zmq", "pyarrow", "tensorflow", "jax")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from elasticdl.cli import flags
-from elasticdl.cli.main import COMMANDS as CLI
+from elasticdl.cli.commands import COMMANDS as CLI
 from elasticdl.cli.main import main
 from elasticdl.core.plan import Kind
 from elasticdl.job import names

@@ -9,7 +9,7 @@ from elasticdl.job.resources import Volumes
 from elasticdl.job.values import DnsLabel, Envs, Image, JobName, JsonObject, Pattern, Port, Text
 
 NO_IMAGE = "processes on this machine use no image"
-NO_CLUSTER = "processes on this machine belong to no cluster"
+NO_CLUSTER = "processes on this machine run outside any cluster"
 
 
 class ClusterKnobs(KnobGroup):
@@ -17,13 +17,13 @@ class ClusterKnobs(KnobGroup):
 
     job_name: JobName = knob(
         None,
-        "The name of the job; pods and processes are called after it. Made up when it is not given.",
+        "The name of the job, which pods and processes are named after. Generated when not given.",
         metavar="NAME",
         common=True,
     )
     runtime: Literal["local", "kubernetes"] | None = knob(
         None,
-        "Where the job runs: as processes on this machine, or as pods. By default pods when an image is given.",
+        "Where the job runs: as processes on this machine or as pods. Pods by default when an image is given.",
         common=True,
     )
     image_name: Image = knob(
@@ -33,19 +33,19 @@ class ClusterKnobs(KnobGroup):
         common=True,
         local=NO_IMAGE,
     )
-    worker_image: Image = knob(None, "The image of the workers, if another.", metavar="IMAGE", local=NO_IMAGE)
-    ps_image: Image = knob(None, "The image of the parameter servers, if another.", metavar="IMAGE", local=NO_IMAGE)
+    worker_image: Image = knob(None, "The image of the workers, if different.", metavar="IMAGE", local=NO_IMAGE)
+    ps_image: Image = knob(None, "The image of the parameter servers, if different.", metavar="IMAGE", local=NO_IMAGE)
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = knob(
-        "Always", "When Kubernetes fetches the images.", local=NO_IMAGE
+        "Always", "When Kubernetes pulls the images.", local=NO_IMAGE
     )
     restart_policy: Literal["Never", "OnFailure", "Always"] = knob(
         "Never",
-        "Whether Kubernetes restarted the containers of workers by itself, in older versions.",
+        "Whether Kubernetes itself restarted the containers of workers, in older versions.",
         gone="the master replaces lost and crashed workers itself, and counts crashes: --relaunch_on_worker_failure",
     )
     namespace: DnsLabel = knob(
         None,
-        "The Kubernetes namespace of the job; by default the one that kubectl would use: the context's, inside a pod "
+        "The Kubernetes namespace of the job. The default is the one that kubectl uses: the context's, inside a pod "
         "the pod's, else default.",
         metavar="NAME",
         local=NO_CLUSTER,
@@ -55,21 +55,19 @@ class ClusterKnobs(KnobGroup):
         "Volumes mounted into every pod: host_path=,mount_path=[,type=][,sub_path=] or "
         "claim_name=,mount_path=[,sub_path=].",
         metavar='"K=V,K=V;K=V,K=V"',
-        local="processes on this machine see its files where they are, and nothing is mounted",
+        local="nothing is mounted; processes on this machine see its files directly",
     )
     envs: Envs = knob({}, "Environment variables of every replica.", metavar='"K=V,K=V"', separator=",")
-    master_port: Port = knob(
-        0, "The port the master listens on; 0 lets the system choose one. In a pod it is always 50001."
-    )
+    master_port: Port = knob(0, "The port of the master; 0 lets the system choose one. In a pod it is always 50001.")
     populate_env_names: Pattern = knob(
         None,
-        "Which environment variables the master hands on to the pods it starts.",
+        "Which environment variables the master passes to the pods it starts.",
         metavar="REGEX",
         local="processes on this machine inherit the whole environment",
     )
     cluster_spec: Text = knob(
         None,
-        "A Python file whose functions adjust the pods before they are created.",
+        "A Python file with functions that change the pods before they are created.",
         metavar="FILE",
         local=NO_CLUSTER,
     )

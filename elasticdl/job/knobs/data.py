@@ -37,23 +37,23 @@ class DataKnobs(KnobGroup):
     )
     num_minibatches_per_task: Positive = knob(
         8,
-        "How many minibatches make a shard, the unit of work that a worker holds a lease on.",
+        "How many minibatches make a shard, the unit of work that a worker leases.",
         common=True,
     )
     records_per_task: OptionalPositive = knob(
-        None, "The size of a shard in records. An older way to write --num_minibatches_per_task."
+        None, "The size of a shard in records; an older form of --num_minibatches_per_task."
     )
     shuffle: bool = knob(
         True,
-        "Whether each epoch visits the records in an order of its own, drawn from --seed.",
+        "Shuffle the records in each epoch, in an order drawn from --seed.",
         commands=TRAIN,
     )
-    seed: Count = knob(0, "The number that record order, initial values and random layers are drawn from.", common=True)
+    seed: Count = knob(0, "The seed of record order, initial values and random layers.", common=True)
     max_bad_records: Count = knob(
-        0, "How many records that cannot be read or that crash their worker may be set aside before the job fails."
+        0, "How many records that cannot be read, or that crash their worker, may be skipped before the job fails."
     )
     codec_type: Literal["tf_example", "bytes"] | None = knob(
         None,
         "How records were encoded, in older versions.",
-        gone="records reach the model file's feed() as they are, which decodes them itself",
+        gone="feed() of the model file receives records as they are and decodes them",
     )

@@ -18,8 +18,8 @@ class LogsKnobs(KnobGroup):
     )
     state_dir: Text = knob(
         None,
-        "Where jobs keep journal, checkpoints and local logs; by default ELASTICDL_STATE_DIR or ~/.elasticdl/jobs, and "
-        ".elasticdl below the first --volume in a cluster.",
+        "The folder for journals, checkpoints and local logs. The default is ELASTICDL_STATE_DIR or ~/.elasticdl/jobs; "
+        "in a cluster, .elasticdl below the first --volume.",
         metavar="DIR",
         common=True,
     )

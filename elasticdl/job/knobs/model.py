@@ -13,32 +13,34 @@ class ModelKnobs(KnobGroup):
 
     model_zoo: Text = knob(
         ".",
-        "The folder that holds model files: a folder of this machine, or with --image_name a folder of the image.",
+        "The folder with model files: a folder of this machine or, with --image_name, of the image.",
         metavar="DIR",
         common=True,
     )
     model_def: ModelDefinition = knob(
         None,
-        "The model, as folder.file.symbol below the model zoo; the symbol is a function or class that makes the model.",
+        "The model, as folder.file.symbol below the model zoo; the symbol is a class or a function that makes it.",
         metavar="PATH.SYMBOL",
         common=True,
     )
     model_file: ModelFile = knob(
         None,
-        "The model file by its path, with custom_model() in it. An older way to write --model_zoo and --model_def.",
+        "The path of a model file with custom_model() in it; an older form of --model_zoo and --model_def.",
         metavar="FILE",
     )
     feed: Symbol = knob(
         "feed", "The function of the model file that turns raw records into features and labels.", metavar="SYMBOL"
     )
     loss: Symbol = knob("loss", "The function of the model file that computes the loss.", metavar="SYMBOL")
-    optimizer: Symbol = knob("optimizer", "The function of the model file that makes the optimizer.", metavar="SYMBOL")
+    optimizer: Symbol = knob(
+        "optimizer", "The function of the model file that returns the optimizer.", metavar="SYMBOL"
+    )
     eval_metrics_fn: Symbol = knob(
-        "eval_metrics_fn", "The function of the model file that names the evaluation metrics.", metavar="SYMBOL"
+        "eval_metrics_fn", "The function of the model file that returns the evaluation metrics.", metavar="SYMBOL"
     )
     callbacks: Symbol = knob(
         "callbacks",
-        "The function of the model file that makes callbacks, such as a LearningRateScheduler.",
+        "The function of the model file that returns callbacks, such as a LearningRateScheduler.",
         metavar="SYMBOL",
     )
     custom_data_reader: Symbol = knob(
@@ -46,13 +48,13 @@ class ModelKnobs(KnobGroup):
     )
     prediction_outputs_processor: Symbol = knob(
         "PredictionOutputsProcessor",
-        "The class of the model file that receives what the model predicts.",
+        "The class of the model file that receives the predictions.",
         metavar="SYMBOL",
         commands=("predict",),
         later="prediction",
     )
     aux_params: Params = knob(
         {},
-        "Parameters that custom_model receives by name; with disable_relaunch=true failed workers are not replaced.",
+        "Keyword arguments of custom_model; with disable_relaunch=true failed workers are not replaced.",
         metavar='"K=V; K=V"',
     )

@@ -1,4 +1,4 @@
-"""Knobs of what each role asks of the machines: resources and priorities."""
+"""Knobs of the resources and priorities of each role."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from elasticdl.job.values import DnsLabel
 
 USUAL = ResourceSpec.parse("cpu=1,memory=4096Mi")
 SMALL = ResourceSpec.parse("cpu=0.1,memory=1024Mi")
-MASTER_LIMIT = ResourceSpec.parse("cpu=1,memory=2048Mi")  # it loads the model once, before it starts anybody
+MASTER_LIMIT = ResourceSpec.parse("cpu=1,memory=2048Mi")  # it loads the model once, before it starts replicas
 NO_SCHEDULER = "processes on this machine have no priority class"
 
 
-def _request(who: str, default: ResourceSpec, limit_flag: str, common: bool = False) -> Any:
+def _request(role: str, default: ResourceSpec, limit_flag: str, common: bool = False) -> Any:
     return knob(
         default,
-        f"What {who} asks Kubernetes to keep free for it.",
+        f"The resources that {role} requests from Kubernetes.",
         common=common,
-        local=f"it is a request to Kubernetes; {limit_flag} is what holds a process on this machine",
+        local=f"it is a request to Kubernetes; {limit_flag} limits processes on this machine, too",
     )
 
 
-def _limit(who: str, otherwise: str = "", common: bool = False) -> Any:
-    what = f"What {who} may use at most; on Kubernetes the request, when not given{otherwise}."
+def _limit(role: str, otherwise: str = "", common: bool = False) -> Any:
+    what = f"The most that {role} may use; on Kubernetes the request by default{otherwise}."
     return knob(None, what, common=common)
 
 
-def _priority(who: str) -> Any:
-    return knob(None, f"The PriorityClass of {who}.", metavar="CLASS", local=NO_SCHEDULER)
+def _priority(role: str) -> Any:
+    return knob(None, f"The PriorityClass of {role}.", metavar="CLASS", local=NO_SCHEDULER)
 
 
 class ResourcesKnobs(KnobGroup):
     title: ClassVar[str] = "Resources and priorities"
 
     master_resource_request: Resources = _request("the master", SMALL, "--master_resource_limit")
-    master_resource_limit: OptionalResources = _limit("the master", f", or {MASTER_LIMIT} when neither is")
+    master_resource_limit: OptionalResources = _limit("the master", f", or {MASTER_LIMIT} when neither is given")
     worker_resource_request: Resources = _request("a worker", USUAL, "--worker_resource_limit", common=True)
     worker_resource_limit: OptionalResources = _limit("a worker", common=True)
     ps_resource_request: Resources = _request("a parameter server", USUAL, "--ps_resource_limit")

@@ -29,21 +29,21 @@ class SavingKnobs(KnobGroup):
         common=True,
     )
     checkpoint_dir: Text = knob(
-        None, "Where checkpoints are written; by default below --state_dir.", metavar="DIR", common=True
+        None, "The folder for checkpoints; by default below --state_dir.", metavar="DIR", common=True
     )
     checkpoint_dir_for_init: Text = knob(
         None, "Start from the newest checkpoint in this folder.", metavar="DIR", common=True
     )
     checkpoint_steps: Count = knob(
         0,
-        "Write a checkpoint every this many steps, and keep it; 0 writes them only as --checkpoint_seconds says.",
+        "Write a checkpoint every this many steps and keep it; 0 leaves checkpoints to --checkpoint_seconds.",
         commands=TRAIN,
     )
     checkpoint_seconds: SecondsOrNever = knob(
         60.0,
-        "Write a checkpoint at least this often and keep the newest two: what a lost server costs. 0 writes none.",
+        "Write a checkpoint this often and keep the newest two; a lost server costs the steps since. 0 writes none.",
         commands=TRAIN,
     )
     keep_checkpoint_max: Count = knob(
-        0, "How many of the checkpoints that --checkpoint_steps asks for are kept; 0 keeps all.", commands=TRAIN
+        0, "How many checkpoints of --checkpoint_steps are kept; 0 keeps all.", commands=TRAIN
     )

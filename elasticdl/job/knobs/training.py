@@ -1,4 +1,4 @@
-"""Knobs of the training loop, whichever way the workers exchange what they learn."""
+"""Knobs of the training loop, for every strategy."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ class TrainingKnobs(KnobGroup):
 
     distribution_strategy: StrategyName = knob(
         "ParameterServerStrategy",
-        "How workers share what they learn: through parameter servers, by all-reduce, not at all (one worker), or in a "
-        "way of their own (--job_command).",
+        "How workers exchange gradients: through parameter servers, by all-reduce, not at all (one worker), or in "
+        "their own way (--job_command).",
         common=True,
         later={"CustomStrategy": "running a program of your own"},
         remedy="Use ParameterServerStrategy.",
         choices=FOLDERS,
     )
-    minibatch_size: Positive = knob(64, "How many records a worker trains on at a time.", common=True)
-    num_epochs: Positive = knob(1, "How many times every record is trained on.", commands=TRAIN, common=True)
+    minibatch_size: Positive = knob(64, "How many records are in a worker's batch.", common=True)
+    num_epochs: Positive = knob(1, "How often each record is trained on.", commands=TRAIN, common=True)
     max_step: Count = knob(0, "Stop after this many steps; 0 trains all epochs.", commands=TRAIN)
-    log_loss_steps: Positive = knob(100, "A worker logs its loss every this many steps.", commands=TRAIN)
+    log_loss_steps: Positive = knob(100, "Each worker logs its loss every this many steps.", commands=TRAIN)
     nonfinite_gradients: Literal["fail", "skip"] = knob(
         "fail",
-        "What becomes of a batch whose loss or gradients are not finite (NaN or infinite): the job fails and names it, "
-        "or it counts as trained, moves nothing and is reported.",
+        "What to do with a batch whose loss or gradients are not finite (NaN or infinite): fail the job and name the "
+        "batch, or skip its gradients and report it. A skipped batch counts as trained.",
         commands=TRAIN,
     )
     audit: bool = knob(
         False,
-        "Count on the servers how often each record was trained, and fail at the end unless each was as often as it "
-        "should be.",
+        "Count on the servers how often each record was trained, and fail at the end if any count is wrong.",
         commands=TRAIN,
     )
 
@@ -51,14 +50,14 @@ class OwnProgramKnobs(KnobGroup):
         remedy="Write the model as a model file and give --model_def, or use all-reduce.",
     )
     training_records: Count = knob(
-        0, "How many records there are to train on, where a program of your own reads them.", commands=TRAIN
+        0, "How many training records there are, where your own program reads them.", commands=TRAIN
     )
     validation_records: Count = knob(
-        0, "How many records there are to evaluate on, where a program of your own reads them.", commands=TRAIN
+        0, "How many validation records there are, where your own program reads them.", commands=TRAIN
     )
     need_tf_config: bool = knob(
         False,
-        "Whether the program gets a TF_CONFIG variable that names all replicas, as a TensorFlow Estimator needs.",
+        "Set TF_CONFIG, which names all replicas, as a TensorFlow Estimator needs.",
         commands=TRAIN,
         later="TF_CONFIG for programs of your own",
     )
@@ -67,5 +66,5 @@ class OwnProgramKnobs(KnobGroup):
         "How many evaluators run beside the workers of a TensorFlow Estimator.",
         aliases=("num_evaluator",),
         later="evaluators as replicas of their own",
-        remedy="Leave it out: the workers evaluate when --evaluation_steps is given.",
+        remedy="Leave it out: workers evaluate when --evaluation_steps is given.",
     )
