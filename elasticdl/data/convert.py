@@ -7,13 +7,13 @@ import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from elasticdl.data.columns import Columns, Row, infer, parse_columns, row_of, to_example, to_row
 from elasticdl.data.dataset import Dataset
 from elasticdl.data.files import FilesReader, Record
 from elasticdl.data.order import EpochOrder
-from elasticdl.data.output import OutputFile, OutputFolder
+from elasticdl.data.output import OutputFolder, RecordWriter
 from elasticdl.data.parquet import import_pyarrow
 from elasticdl.data.ranges import RangeReader
 from elasticdl.data.reader import open_reader
@@ -60,16 +60,12 @@ def convert(
     written = 0
     with folder as place:
         for number, size in enumerate(sizes):
-            writer = _writer(place / f"data-{number:05d}.{how.to}", how, encode.columns)
-            try:
+            with _writer(place / f"data-{number:05d}.{how.to}", how, encode.columns) as writer:
                 for _ in range(size):
                     writer.write(encode(next(records)))
                     written += 1
                     if progress and (written % _BATCH == 0 or written == dataset.records):
                         progress(written, dataset.records)
-                writer.close()
-            finally:
-                writer.discard()
         result = open_reader(str(place), {"format": how.to}).describe()
     reader.close()
     return Dataset(str(target), result.format, result.files)
@@ -134,17 +130,7 @@ def _encoder(reader: FilesReader, dataset: Dataset, how: Conversion) -> _Encoder
     return _Encoder(chosen or found, how.to, class_numbers, copies=False)
 
 
-class Writer(Protocol):
-    """One output file; discard after close does nothing."""
-
-    def write(self, record: Any, /) -> None: ...
-
-    def close(self) -> None: ...
-
-    def discard(self) -> None: ...
-
-
-def _writer(path: Path, how: Conversion, columns: Columns) -> Writer:
+def _writer(path: Path, how: Conversion, columns: Columns) -> RecordWriter:
     if how.to == "recordio":
         return RecordIOWriter(path, how.compressor)
     if how.to == "tfrecord":
@@ -152,11 +138,11 @@ def _writer(path: Path, how: Conversion, columns: Columns) -> Writer:
     return CsvWriter(path, list(columns)) if how.to == "csv" else ParquetWriter(path, columns)
 
 
-class CsvWriter:
+class CsvWriter(RecordWriter):
     """Writes rows under a header row."""
 
     def __init__(self, path: Path, names: list[str]) -> None:
-        self._output = OutputFile(path)
+        super().__init__(path)
         self._text = io.StringIO()
         self._csv = csv.DictWriter(self._text, names, lineterminator="\n")
         self._csv.writeheader()
@@ -164,57 +150,48 @@ class CsvWriter:
     def write(self, row: Row) -> None:
         # A missing number is an empty field, as readers of CSV expect.
         self._csv.writerow({name: "" if value != value else value for name, value in row.items()})
+        self.records += 1
         if self._text.tell() > 1 << 20:
-            self._drain()
+            self._finish()
 
-    def close(self) -> None:
-        self._drain()
-        self._output.complete()
-
-    def discard(self) -> None:
-        self._output.discard()
-
-    def _drain(self) -> None:
-        self._output.write(self._text.getvalue().encode())
+    def _finish(self) -> None:
+        self._file.write(self._text.getvalue().encode())
         self._text.seek(0)
         self._text.truncate()
 
 
-class ParquetWriter:
+class ParquetWriter(RecordWriter):
     """Writes rows in groups small enough to read a range from, each page with a checksum."""
 
     def __init__(self, path: Path, columns: Columns) -> None:
         self._arrow = import_pyarrow()
-        self._output = OutputFile(path)
+        super().__init__(path)
         self._columns = columns
         self._rows: list[Row] = []
-        self._file: Any = None
+        self._parquet: Any = None
 
     def write(self, row: Row) -> None:
         self._rows.append(row)
+        self.records += 1
         if len(self._rows) == _ROW_GROUP:
             self._drain()
 
-    def close(self) -> None:
+    def _finish(self) -> None:
         self._drain()
-        self._file.close()
-        self._output.complete()
-
-    def discard(self) -> None:
-        self._output.discard()
+        self._parquet.close()
 
     def _drain(self) -> None:
         if not self._rows:
             return
         arrow = self._arrow
-        if self._file is None:
+        if self._parquet is None:
             schema = arrow.schema([(name, self._type(name, kind)) for name, kind in self._columns.items()])
-            self._file = arrow.parquet.ParquetWriter(self._output.file, schema, write_page_checksum=True)
+            self._parquet = arrow.parquet.ParquetWriter(self._file, schema, write_page_checksum=True)
         try:
-            self._file.write_table(arrow.Table.from_pylist(self._rows, schema=self._file.schema))
+            self._parquet.write_table(arrow.Table.from_pylist(self._rows, schema=self._parquet.schema))
         except arrow.ArrowException as error:
             what = f"a record does not fit the columns of the first ones ({error})"
-            raise DataError(str(self._output.path), what, "Name the columns' kinds: --example_columns=…") from error
+            raise DataError(str(self.path), what, "Name the columns' kinds: --example_columns=…") from error
         self._rows.clear()
 
     def _type(self, name: str, kind: str) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.data.columns import Columns, to_example
-from elasticdl.data.output import OutputFile, OutputFolder
+from elasticdl.data.output import OutputFolder, RecordWriter
 from elasticdl.data.recordio import RecordIOWriter
 
 Array = npt.NDArray[Any]
@@ -141,24 +141,16 @@ def _rows(batch: Batch) -> list[list[object]]:
     return [[label, *c, *w] for label, c, w in zip(batch.labels.tolist(), counts, words, strict=True)]
 
 
-class _CsvFile:
+class _CsvFile(RecordWriter):
     def __init__(self, path: Path) -> None:
-        self._output = OutputFile(path)
-        self._output.write((",".join(COLUMNS) + "\n").encode())
+        super().__init__(path)
+        self._file.write((",".join(COLUMNS) + "\n").encode())
 
     def add(self, batch: Batch) -> None:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(_rows(batch))
-        self._output.write(text.getvalue().encode())
-
-    def __enter__(self) -> _CsvFile:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._output.complete()
-        else:
-            self._output.discard()
+        self._file.write(text.getvalue().encode())
+        self.records += len(batch.labels)
 
 
 class _RecordIOFile(RecordIOWriter):

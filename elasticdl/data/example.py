@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.data.example_batch import stack_alike
+from elasticdl.data.example_batch import ragged, stack_alike
 from elasticdl.data.example_wire import BadExample, layout, read_varint
 from elasticdl.errors import DataError
 
@@ -78,10 +78,7 @@ def _stack(name: str, values: list[Array]) -> Array:
         raise DataError("a batch of records", what, "Give the feature one type in all records.")
     if all(value.shape == first.shape for value in values) and first.dtype != object:
         return np.stack(values)
-    ragged = np.empty(len(values), dtype=object)
-    for number, value in enumerate(values):
-        ragged[number] = value
-    return ragged
+    return ragged(values)
 
 
 def _value(record: bytes, kind: int, values: list[tuple[int, int]]) -> Array:

@@ -134,7 +134,7 @@ class _Walk:
         if kind == BYTES:
             if even:
                 return self._rows(size, start)
-            return _ragged([self._bytes[a : a + n] for a, n in zip(start.tolist(), sizes.tolist(), strict=True)])
+            return ragged([self._bytes[a : a + n] for a, n in zip(start.tolist(), sizes.tolist(), strict=True)])
         if not sizes.all():
             return None
         if kind == FLOATS:
@@ -216,15 +216,16 @@ def _split(values: Array, counts: Array) -> Array:
     """Values of all records, one after the other, as one row per record."""
     if (counts == counts[0]).all():
         return _squeezed(values.reshape(len(counts), int(counts[0])))
-    return _ragged([v.reshape(()) if len(v) == 1 else v for v in np.split(values, np.cumsum(counts)[:-1])])
+    return ragged([v.reshape(()) if len(v) == 1 else v for v in np.split(values, np.cumsum(counts)[:-1])])
 
 
 def _squeezed(rows: Array) -> Array:
     return rows[:, 0] if rows.shape[1] == 1 else rows
 
 
-def _ragged(values: list[Array]) -> Array:
-    ragged = np.empty(len(values), dtype=object)
+def ragged(values: list[Array]) -> Array:
+    """An array of objects, one for each record."""
+    found = np.empty(len(values), dtype=object)
     for number, value in enumerate(values):
-        ragged[number] = value
-    return ragged
+        found[number] = value
+    return found

@@ -7,7 +7,7 @@ import secrets
 import shutil
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from elasticdl.errors import DataError, Problem, UsageError
 
@@ -16,44 +16,15 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")  # readers skip names with a leading dot
 
 
-class OutputFile:
-    """A file under a temporary name until it is complete."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._temporary = _temporary(self.path)
-        self.file = self._temporary.open("xb")
-
-    @property
-    def closed(self) -> bool:
-        return self.file.closed
-
-    def write(self, data: bytes) -> None:
-        self.file.write(data)
-
-    def complete(self) -> None:
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        self._temporary.replace(self.path)
-
-    def discard(self) -> None:
-        self.file.close()
-        self._temporary.unlink(missing_ok=True)
-
-
 class RecordWriter:
-    """Base of the writers of bytes: as a context manager it completes the file, or discards it when the block fails."""
+    """Base of the writers: a file under a temporary name, which `with` completes, or discards when the block fails."""
 
     def __init__(self, path: str | Path) -> None:
-        self.records = 0
-        self._output = OutputFile(path)
+        self.path, self.records = Path(path), 0
+        self._temporary = _temporary(self.path)
+        self._file = self._temporary.open("xb")
 
-    @property
-    def path(self) -> Path:
-        return self._output.path
-
-    def write(self, record: bytes) -> None:
+    def write(self, record: Any) -> None:
         raise NotImplementedError
 
     def _finish(self) -> None:
@@ -61,17 +32,21 @@ class RecordWriter:
 
     def close(self) -> None:
         """Completes the file and gives it its name; a file without records would look like a truncated one."""
-        if self._output.closed:
+        if self._file.closed:
             return
         if not self.records:
             self.discard()
             raise DataError(str(self.path), "no record was written to it", "Give it at least one record.")
         self._finish()
-        self._output.complete()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._temporary.replace(self.path)
 
     def discard(self) -> None:
         """Forgets everything written; nothing appears under the file's name."""
-        self._output.discard()
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self

@@ -95,7 +95,7 @@ class RecordIOWriter(RecordWriter):
         """Writes the records held back as one chunk."""
         data = _COMPRESS[self._compressor](b"".join(self._parts))
         count = len(self._parts) // 2
-        self._output.write(_HEADER.pack(MAGIC, zlib.crc32(data), self._compressor, len(data), count) + data)
+        self._file.write(_HEADER.pack(MAGIC, zlib.crc32(data), self._compressor, len(data), count) + data)
         self._parts.clear()
         self._pending_bytes = 0
 

@@ -35,7 +35,7 @@ class TFRecordWriter(RecordWriter):
 
     def write(self, record: bytes) -> None:
         length = struct.pack("<Q", len(record))
-        self._output.write(length + _FOOTER.pack(masked_crc(length)) + record + _FOOTER.pack(masked_crc(record)))
+        self._file.write(length + _FOOTER.pack(masked_crc(length)) + record + _FOOTER.pack(masked_crc(record)))
         self.records += 1
 
 

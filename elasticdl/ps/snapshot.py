@@ -137,11 +137,6 @@ def _compare(now: ParametersSpec, then: ParametersSpec, directory: Path) -> None
     if now.tables != then.tables:
         changed = sorted({t.name for t in set(now.tables) ^ set(then.tables)}) or ["their order"]
         raise DataError(str(directory), f"the model's embedding tables changed since: {', '.join(changed)}", REMEDY)
-    was, is_now = _described(then), _described(now)
+    was, is_now = then.optimizer.keeps, now.optimizer.keeps  # what its slots mean
     if was != is_now:
         raise DataError(str(directory), f"the optimizer was {was} and is {is_now} now", REMEDY)
-
-
-def _described(spec: ParametersSpec) -> str:
-    """What the optimizer's slots mean."""
-    return spec.optimizer.keeps
