@@ -16,12 +16,12 @@ from typing import Any
 
 from elasticdl.cluster.checking import check
 from elasticdl.cluster.kubernetes import credentials, objects
-from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses
+from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses, named
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.cluster.kubernetes.pods import folder_pod
 from elasticdl.cluster.kubernetes.reading import Object, Pod, exit_of, last_words, phase_of
-from elasticdl.cluster.kubernetes.submission import MERGE, conclude
+from elasticdl.cluster.kubernetes.submission import conclude
 from elasticdl.cluster.protocol import Cluster, ReplicaPhase, ReplicaRequest, ReplicaStatus
 from elasticdl.errors import (
     JobFailed,
@@ -233,8 +233,7 @@ async def _folder_by_root(place: Place) -> str:
         except ApiRefused as refusal:
             if refusal.reason != "AlreadyExists":  # of the master before this one
                 raise
-        found = {"fieldSelector": f"metadata.name={name}"}
-        async with contextlib.aclosing(place.api.watch(path, found, seconds=FOLDER_SECONDS)) as changes:
+        async with contextlib.aclosing(place.api.watch(path, named(name), seconds=FOLDER_SECONDS)) as changes:
             async for kind, seen in changes:
                 if kind != "BOOKMARK" and (kind == "DELETED" or phase_of(seen) is ReplicaPhase.GONE):
                     return " ".join([exit_of(seen).reason, *last_words(seen)])
@@ -365,7 +364,7 @@ async def _tell(place: Place, result: Result) -> bool:
     body = {"metadata": {"uid": meta["uid"], "annotations": note}}
     path = f"{place.home}/pods/{meta['name']}"
     try:
-        await place.api.call("PATCH", path, body=body, content_type=MERGE, deadline_seconds=TELL_SECONDS)
+        await place.api.patch(path, body=body, deadline_seconds=TELL_SECONDS)
     except ApiRefused as refusal:
         if not refusal.missed:
             raise

@@ -16,7 +16,7 @@ from elasticdl.cluster.kubernetes.credentials import Credentials
 from elasticdl.cluster.kubernetes.reading import Object
 from elasticdl.errors import Refused, Unreachable
 
-JSON = "application/json"
+JSON, MERGE_PATCH = "application/json", "application/merge-patch+json"
 
 # Answers of a server that is starting, overloaded or changing its leader.
 PASSING = frozenset({429, 500, 502, 503, 504})
@@ -36,6 +36,16 @@ class ApiRefused(Refused):
     def missed(self) -> bool:
         """Whether the object that was meant, by its uid, is gone or has changed; older servers answer a patch so."""
         return self.code in (404, 409) or (self.code == 422 and "metadata.uid" in str(self))
+
+
+def labelled(labels: Mapping[str, str]) -> dict[str, str]:
+    """Parameters that select objects by their labels."""
+    return {"labelSelector": ",".join(f"{key}={value}" for key, value in labels.items())}
+
+
+def named(name: str) -> dict[str, str]:
+    """Parameters that select the object of this name."""
+    return {"fieldSelector": f"metadata.name={name}"}
 
 
 class Pauses:
@@ -74,6 +84,42 @@ class KubernetesApi:
         """The object that the server answers with."""
         answer: Object = self._parsed(await self.text(method, path, **how))
         return answer
+
+    async def find(self, path: str) -> Object | None:
+        """The object at this path; None if there is none."""
+        try:
+            return await self.call("GET", path)
+        except ApiRefused as refusal:
+            if refusal.code == 404:
+                return None
+            raise
+
+    async def patch(self, path: str, **how: Unpack[Asking]) -> Object:
+        """Merge `body` into the object."""
+        how["content_type"] = MERGE_PATCH
+        return await self.call("PATCH", path, **how)
+
+    async def delete(
+        self, path: str, uid: str | None = None, *, grace_seconds: int | None = None, **how: Unpack[Asking]
+    ) -> Object:
+        """Delete the object, if it still has this uid; the cluster removes what belongs to it afterwards."""
+        body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        how["body"] = body
+        return await self.call("DELETE", path, **how)
+
+    async def remove(
+        self, path: str, uid: str | None = None, *, grace_seconds: int | None = None, **how: Unpack[Asking]
+    ) -> None:
+        """Delete the object, unless it is gone already or another one has its name."""
+        try:
+            await self.delete(path, uid, grace_seconds=grace_seconds, **how)
+        except ApiRefused as refusal:
+            if not refusal.missed:
+                raise
 
     async def text(self, method: str, path: str, **how: Unpack[Asking]) -> str:
         body, params = how.get("body"), how.get("params")
@@ -200,7 +246,7 @@ class KubernetesApi:
         headers: dict[str, str],
         body: Object | None,
         params: Mapping[str, str] | None,
-        content_type: str = "application/json",
+        content_type: str = JSON,
     ) -> aiohttp.ClientResponse:
         session = self._open_session()
         if body is not None:

@@ -7,10 +7,18 @@ import contextlib
 import math
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from elasticdl.cluster.kubernetes.api import PASSING, SHORT_WATCH_SECONDS, ApiRefused, KubernetesApi, Pauses
+from elasticdl.cluster.kubernetes.api import (
+    PASSING,
+    SHORT_WATCH_SECONDS,
+    ApiRefused,
+    KubernetesApi,
+    Pauses,
+    labelled,
+    named,
+)
 from elasticdl.cluster.kubernetes.ledger import Ledger
 from elasticdl.cluster.kubernetes.reading import (
     EVENT_REASONS,
@@ -62,7 +70,7 @@ class KubernetesCluster:
         """`outage_seconds`: how long events may be without news of the API server before they end in `Unreachable`."""
         self._api, self._make_pod = api, make_pod
         self._home = f"/api/v1/namespaces/{namespace}"
-        self._ours = {"labelSelector": ",".join(f"{k}={v}" for k, v in names.labels(job_name).items())}
+        self._ours = labelled(names.labels(job_name))
         self._relist_seconds, self._outage_seconds = relist_seconds, outage_seconds
         self._overdue_seconds = overdue_seconds
         self._board = Board()
@@ -89,7 +97,7 @@ class KubernetesCluster:
             except ApiRefused as refusal:
                 if refusal.reason != "AlreadyExists":
                     raise
-            there = await self._get(request.name)
+            there = await self._api.find(self._path(request.name))
             if there is None:
                 await asyncio.sleep(pauses.next())
                 continue
@@ -231,9 +239,9 @@ class KubernetesCluster:
 
     async def _delete(self, name: str, how: str, grace_seconds: int) -> None:
         self._check_open()
-        path, meant, pauses = f"{self._home}/pods/{name}", "", Pauses()
+        path, meant, pauses = self._path(name), "", Pauses()
         while True:
-            pod = await self._get(name)
+            pod = await self._api.find(path)
             if pod is None or phase_of(pod) is ReplicaPhase.GONE:
                 return
             meta = pod["metadata"]
@@ -245,8 +253,8 @@ class KubernetesCluster:
             try:
                 if not leaving(pod) or said is not None:  # what others delete stays theirs
                     mark = {"metadata": {"uid": uid, "annotations": {names.ANNOTATION_ENDING: how}}}
-                    await self._api.call("PATCH", path, body=mark, content_type="application/merge-patch+json")
-                answer = await self._api.call("DELETE", path, body=_deletion(uid, grace_seconds))
+                    await self._api.patch(path, body=mark)
+                answer = await self._api.delete(path, uid, grace_seconds=grace_seconds)
                 if answer.get("kind") == "Pod":
                     self._take(answer)
                 return
@@ -266,8 +274,7 @@ class KubernetesCluster:
         while (left := deadline - loop.time()) > 0:
             try:
                 if ended:
-                    with _unless_gone():
-                        await self._api.call("DELETE", f"{self._home}/pods/{name}", body=_deletion(uid, 0))
+                    await self._api.remove(self._path(name), uid, grace_seconds=0)
                 if await self._gone_within(left, name, uid, ended):
                     return
             except ApiRefused as refusal:
@@ -283,7 +290,7 @@ class KubernetesCluster:
 
     async def _gone_within(self, seconds: float, name: str, uid: str, ended: bool) -> bool:
         """Whether the pod is no longer there or, if it had not, it has ended, before the watch ends."""
-        only = {"fieldSelector": f"metadata.name={name}"}
+        only = named(name)
         answer = await self._api.call("GET", f"{self._home}/pods", params=only)
         there = [pod for pod in answer["items"] if pod["metadata"]["uid"] == uid]
         if not there or (phase_of(there[0]) is ReplicaPhase.GONE and not ended):
@@ -316,39 +323,15 @@ class KubernetesCluster:
 
         async def remove() -> None:
             with contextlib.suppress(WireError):
-                await self._api.call("DELETE", f"{self._home}/pods/{name}", body=_deletion(uid, 0))
+                await self._api.delete(self._path(name), uid, grace_seconds=0)
 
         task = asyncio.create_task(remove())
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
 
-    async def _get(self, name: str) -> Pod | None:
-        try:
-            return await self._api.call("GET", f"{self._home}/pods/{name}")
-        except ApiRefused as refusal:
-            if refusal.code == 404:
-                return None
-            raise
+    def _path(self, name: str) -> str:
+        return f"{self._home}/pods/{name}"
 
     def _check_open(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-
-@contextlib.contextmanager
-def _unless_gone() -> Iterator[None]:
-    """The pod may be gone, or replaced by another, since we looked: then there is nothing to do."""
-    try:
-        yield
-    except ApiRefused as refusal:
-        if not refusal.missed:
-            raise
-
-
-def _deletion(uid: str, grace_seconds: int) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "DeleteOptions",
-        "gracePeriodSeconds": grace_seconds,
-        "preconditions": {"uid": uid},
-    }

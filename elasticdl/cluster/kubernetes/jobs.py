@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from elasticdl.cluster.kubernetes.api import SHORT_WATCH_SECONDS, ApiRefused, KubernetesApi, Pauses
+from elasticdl.cluster.kubernetes.api import SHORT_WATCH_SECONDS, ApiRefused, KubernetesApi, Pauses, labelled, named
 from elasticdl.cluster.kubernetes.reading import Object, Pod, exit_of, last_words, phase_of
 from elasticdl.cluster.kubernetes.submission import folder
 from elasticdl.cluster.kubernetes.troubles import Trouble, by_pod, grouped, trouble_in, trouble_of
@@ -26,7 +26,7 @@ _WATCH_SECONDS = 30.0  # between two looks at everything, if nothing of the mast
 _OUTAGE_SECONDS = 120.0  # of the API server, before whoever waits for a job's end gives up
 _TIDYING_SECONDS = 10.0  # for a job's objects to go, once it says how it ended
 _SUBMISSION_SECONDS = 30.0  # from a job's ConfigMap, which comes first, to its pods
-_OURS = {"labelSelector": f"{names.LABEL_APP}={names.APP}"}
+_OURS = labelled({names.LABEL_APP: names.APP})
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,7 @@ async def list_jobs(api: KubernetesApi, namespace: str | None, deadline_seconds:
 
 async def look(api: KubernetesApi, namespace: str, name: str, deadline_seconds: float = 10.0) -> ClusterJob:
     """The job as it is now. One that is not there has no ConfigMap and no pods."""
-    mine = {"labelSelector": ",".join(f"{k}={v}" for k, v in names.labels(name).items())}
-    found = await _list(api, namespace, mine, deadline_seconds)
+    found = await _list(api, namespace, labelled(names.labels(name)), deadline_seconds)
     return found[0] if found else ClusterJob(namespace, name)
 
 
@@ -213,18 +212,16 @@ async def ended(api: KubernetesApi, job: ClusterJob, deadline_seconds: float | N
 
 async def delete(api: KubernetesApi, job: ClusterJob) -> None:
     """Remove the job and everything of it, at once: what the ConfigMap owns goes with it."""
-    home, body = _home(job.namespace), {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
-    await _unless_gone(api, f"{home}/configmaps/{names.config_name(job.name)}", body)
+    await api.remove(f"{folder('ConfigMap', job.namespace)}/{names.config_name(job.name)}")
     # What `kubectl apply` made of `--yaml` belongs to nobody. Who may not remove it could not have made it.
     named = {"Secret": names.config_name, "Service": names.service_name, "NetworkPolicy": names.config_name}
     for kind, name in named.items():
         with contextlib.suppress(Refused):
-            await _unless_gone(api, f"{folder(kind, job.namespace)}/{name(job.name)}", body)
+            await api.remove(f"{folder(kind, job.namespace)}/{name(job.name)}")
     # The garbage collector gives pods their whole grace; and who would make others again goes first.
     order = {names.KEEPER: 0, names.MASTER: 1}
     for pod in sorted(job.pods, key=lambda pod: order.get(_role(pod), 2)):
-        soon = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 1}
-        await _unless_gone(api, f"{home}/pods/{pod['metadata']['name']}", soon)
+        await api.remove(f"{folder('Pod', job.namespace)}/{pod['metadata']['name']}", grace_seconds=1)
     try:
         async with asyncio.timeout(_REMOVAL_SECONDS):
             for pod in job.pods:
@@ -248,8 +245,7 @@ async def secret(api: KubernetesApi, job: ClusterJob) -> dict[str, str]:
 
 async def _next_change(api: KubernetesApi, job: ClusterJob) -> None:
     """Until something happens to the master's pod, or for a while."""
-    pod = names.replica_name(job.name, names.MASTER)
-    params = {"fieldSelector": f"metadata.name={pod}"}
+    params = named(names.replica_name(job.name, names.MASTER))
     known = "" if job.master is None else str(job.master["metadata"]["resourceVersion"])
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -266,7 +262,7 @@ async def _next_change(api: KubernetesApi, job: ClusterJob) -> None:
 
 async def _gone(api: KubernetesApi, namespace: str, kind: str, name: str) -> None:
     """Until there is no such object."""
-    path, only, pauses = f"{_home(namespace)}/{kind}", {"fieldSelector": f"metadata.name={name}"}, Pauses()
+    path, only, pauses = f"{_home(namespace)}/{kind}", named(name), Pauses()
     while True:
         answer = await api.call("GET", path, params=only)
         if not answer["items"]:
@@ -278,14 +274,6 @@ async def _gone(api: KubernetesApi, namespace: str, kind: str, name: str) -> Non
                     if change == "DELETED":
                         return
         await asyncio.sleep(pauses.next())
-
-
-async def _unless_gone(api: KubernetesApi, path: str, body: Object) -> None:
-    try:
-        await api.call("DELETE", path, body=body)
-    except ApiRefused as refusal:
-        if refusal.code != 404:
-            raise
 
 
 def _home(namespace: str | None) -> str:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticdl.cluster.kubernetes import credentials
-from elasticdl.cluster.kubernetes.api import PASSING, SHORT_WATCH_SECONDS, ApiRefused, KubernetesApi, Pauses
+from elasticdl.cluster.kubernetes.api import PASSING, SHORT_WATCH_SECONDS, ApiRefused, KubernetesApi, Pauses, named
 from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.cluster.kubernetes.objects import owned, owner
 from elasticdl.cluster.kubernetes.reading import Object, Pod, exit_of, leaving, main_container, phase_of
-from elasticdl.cluster.kubernetes.submission import MERGE, conclude, find, folder
+from elasticdl.cluster.kubernetes.submission import conclude, find, folder
 from elasticdl.cluster.protocol import Exit, ReplicaPhase
 from elasticdl.errors import ElasticDLError, Unreachable
 from elasticdl.job import loglines, names
@@ -110,7 +110,7 @@ class Keeper:
         return await find(self.api, "ConfigMap", self.namespace, names.config_name(self.job))
 
     async def _look(self) -> tuple[Pod | None, str]:
-        answer = await self.api.call("GET", self._pods, params={"fieldSelector": f"metadata.name={self.master}"})
+        answer = await self.api.call("GET", self._pods, params=named(self.master))
         return next(iter(answer["items"]), None), str(answer["metadata"]["resourceVersion"])
 
     def _judge(self, pod: Pod | None) -> None:
@@ -121,7 +121,7 @@ class Keeper:
 
     async def _wait(self, pod: Pod, version: str, seconds: float) -> bool:
         """Until something decisive happened to the master's pod, or for so long: whether it did."""
-        params = {"fieldSelector": f"metadata.name={self.master}", "resourceVersion": version}
+        params = {**named(self.master), "resourceVersion": version}
         async with contextlib.aclosing(self.api.watch(self._pods, params, seconds=seconds)) as changes:
             async for kind, seen in changes:
                 if kind == "BOOKMARK":
@@ -209,7 +209,7 @@ class Keeper:
         note = {names.ANNOTATION_RESULT: json.dumps(result)}
         body = {"metadata": {"uid": pod["metadata"]["uid"], "annotations": note}}
         try:
-            await self.api.call("PATCH", f"{self._pods}/{self.master}", body=body, content_type=MERGE)
+            await self.api.patch(f"{self._pods}/{self.master}", body=body)
         except ApiRefused as refusal:
             if not refusal.missed:  # somebody removed it: nothing is left that could bear the result
                 raise
@@ -222,17 +222,7 @@ class Keeper:
 
     async def _remove(self, pod: Pod) -> None:
         """At once: it has ended, leads nothing, or its node is lost. Its name is free then."""
-        body = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "gracePeriodSeconds": 0,
-            "preconditions": {"uid": pod["metadata"]["uid"]},
-        }
-        try:
-            await self.api.call("DELETE", f"{self._pods}/{self.master}", body=body)
-        except ApiRefused as refusal:
-            if not refusal.missed:
-                raise
+        await self.api.remove(f"{self._pods}/{self.master}", pod["metadata"]["uid"], grace_seconds=0)
 
     async def _last_lines(self, pod: Pod) -> list[str]:
         params = {"tailLines": str(LOG_LINES), "container": main_container(pod)}

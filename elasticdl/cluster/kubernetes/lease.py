@@ -39,6 +39,7 @@ class Lease:
         """`holder`: the uid of its pod; `owner`: the job's ConfigMap, with which the lease goes."""
         self._api, self._holder, self._owner = api, holder, dict(owner)
         self._home = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._path = f"{self._home}/{names.config_name(job_name)}"
         self._name, self._labels = names.config_name(job_name), names.labels(job_name)
         self._lease_seconds, self._give_up_seconds = lease_seconds, give_up_seconds
         self._renew_seconds = renew_seconds
@@ -51,7 +52,7 @@ class Lease:
         seen: tuple[str, str] | None = None
         since = loop.time()
         while True:
-            there = await self._get()
+            there = await self._api.find(self._path)
             holder = _holder(there)
             if there is not None and holder not in ("", self._holder) and self._ours(there):
                 if (mark := (holder, str(there["spec"].get("renewTime", "")))) != seen:
@@ -95,13 +96,13 @@ class Lease:
         """Let the next master have it at once. Whoever cannot lets it run out."""
         with contextlib.suppress(WireError, TimeoutError):
             async with asyncio.timeout(RELEASE_SECONDS):
-                there = await self._get()
+                there = await self._api.find(self._path)
                 if there is not None and _holder(there) == self._holder:
                     await self._write(there, "")
 
     async def held(self) -> bool:
         """Whether this holder has it, or had it last and did not give it back."""
-        return _holder(await self._get()) == self._holder
+        return _holder(await self._api.find(self._path)) == self._holder
 
     async def _renew(self) -> None:
         try:
@@ -109,7 +110,7 @@ class Lease:
         except ApiRefused as refusal:
             if refusal.code not in (404, 409):
                 raise
-            there = await self._get()
+            there = await self._api.find(self._path)
             if there is not None and _holder(there) != self._holder:
                 raise Refused(f"another master has taken the lease of {self._name}") from refusal
             await self._write(there, self._holder)
@@ -133,16 +134,8 @@ class Lease:
             answer = await self._api.call("POST", self._home, body=body)
         else:
             meta["resourceVersion"] = there["metadata"]["resourceVersion"]
-            answer = await self._api.call("PUT", f"{self._home}/{self._name}", body=body)
+            answer = await self._api.call("PUT", self._path, body=body)
         self._version = str(answer["metadata"]["resourceVersion"])
-
-    async def _get(self) -> dict[str, Any] | None:
-        try:
-            return await self._api.call("GET", f"{self._home}/{self._name}")
-        except ApiRefused as refusal:
-            if refusal.code == 404:
-                return None
-            raise
 
     def _ours(self, there: Mapping[str, Any]) -> bool:
         """Whether it is of this submission of the job: one that ended leaves its lease to the garbage collector."""

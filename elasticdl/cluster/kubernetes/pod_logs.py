@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from elasticdl.cluster.kubernetes.api import PASSING, ApiRefused, KubernetesApi, Pauses
+from elasticdl.cluster.kubernetes.api import PASSING, ApiRefused, KubernetesApi, Pauses, labelled
 from elasticdl.cluster.kubernetes.jobs import ClusterJob, ended
 from elasticdl.cluster.kubernetes.reading import Pod, main_container, phase_of
 from elasticdl.cluster.protocol import ReplicaPhase
@@ -121,8 +121,7 @@ class Following:
 
     async def _find(self) -> None:
         home = f"/api/v1/namespaces/{self.job.namespace}/pods"
-        mine = {"labelSelector": ",".join(f"{k}={v}" for k, v in names.labels(self.job.name).items())}
-        pauses = Pauses()
+        mine, pauses = labelled(names.labels(self.job.name)), Pauses()
         while True:
             with contextlib.suppress(WireError):
                 watch = self.api.watch(home, mine, seconds=_WATCH_SECONDS)  # begins with the pods as they are

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses
+from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi, Pauses, labelled
 from elasticdl.cluster.kubernetes.objects import job_objects, owned, owner
 from elasticdl.cluster.kubernetes.pods import GRACE_SECONDS
 from elasticdl.cluster.kubernetes.reading import Object, Pod, leaving, phase_of
@@ -32,7 +32,6 @@ WITHDRAW_SECONDS, REMOVE_SECONDS = 10.0, 300.0  # while somebody waits, and whil
 ROOM_SECONDS = 60.0  # for what an earlier job left to go
 OVER_SECONDS = 90.0  # for the keeper of one that is over, once a kubelet says that its master has ended
 LATE_SECONDS = 15.0  # for a kubelet to say that a pod is gone
-MERGE = "application/merge-patch+json"
 
 
 def folder(kind: str, namespace: str) -> str:
@@ -43,12 +42,7 @@ def folder(kind: str, namespace: str) -> str:
 
 async def find(api: KubernetesApi, kind: str, namespace: str, name: str) -> Object | None:
     """An object; None where there is none of this name."""
-    try:
-        return await api.call("GET", f"{folder(kind, namespace)}/{name}")
-    except ApiRefused as refusal:
-        if refusal.code == 404:
-            return None
-        raise
+    return await api.find(f"{folder(kind, namespace)}/{name}")
 
 
 async def submit(
@@ -88,7 +82,7 @@ async def submit(
             path = f"{folder('Pod', namespace)}/{objects.master['metadata']['name']}"
             # The old client's masters have a label of their own, by which the Service would not find them.
             adopted = {"metadata": {"ownerReferences": [by], "labels": objects.master["metadata"]["labels"]}}
-            await api.call("PATCH", path, body=adopted, content_type=MERGE)
+            await api.patch(path, body=adopted)
     except BaseException:  # interrupted, too: half a job would stay for ever
         await _withdraw(api, namespace, by)
         raise
@@ -157,7 +151,7 @@ async def _remove_ownerless(api: KubernetesApi, there: Object | None) -> None:
         return
     path = f"{folder(there['kind'], meta['namespace'])}/{meta['name']}"
     with contextlib.suppress(ApiRefused):  # who may not is told what is in the way
-        await api.call("DELETE", path, body=_deletion(meta["uid"]))
+        await api.delete(path, meta["uid"])
 
 
 async def _make_if_allowed(api: KubernetesApi, thing: Object, mark: str, tell: Callable[[str], None]) -> None:
@@ -184,13 +178,7 @@ async def remove_config(
     api: KubernetesApi, namespace: str, name: str, uid: str, deadline_seconds: float = REMOVE_SECONDS
 ) -> None:
     """Delete a job's ConfigMap; the cluster's garbage collector removes what belongs to it. Nothing, if it is gone."""
-    body = {**_deletion(uid), "propagationPolicy": "Background"}
-    try:
-        path = f"{folder('ConfigMap', namespace)}/{name}"
-        await api.call("DELETE", path, body=body, deadline_seconds=deadline_seconds)
-    except ApiRefused as refusal:
-        if not refusal.missed:
-            raise
+    await api.remove(f"{folder('ConfigMap', namespace)}/{name}", uid, deadline_seconds=deadline_seconds)
 
 
 async def conclude(api: KubernetesApi, namespace: str, job: str, master: Pod, uid: str) -> None:
@@ -198,7 +186,7 @@ async def conclude(api: KubernetesApi, namespace: str, job: str, master: Pod, ui
     meta = master["metadata"]
     body = {"metadata": {"uid": meta["uid"], "ownerReferences": None}}
     try:
-        await api.call("PATCH", f"{folder('Pod', namespace)}/{meta['name']}", body=body, content_type=MERGE)
+        await api.patch(f"{folder('Pod', namespace)}/{meta['name']}", body=body)
     except ApiRefused as refusal:
         if not refusal.missed:  # somebody removed it: then nothing stays
             raise
@@ -288,12 +276,8 @@ async def _pods(api: KubernetesApi, namespace: str, job: str) -> dict[str, Any]:
 
 async def _delete(api: KubernetesApi, namespace: str, pod: Pod, *, at_once: bool) -> None:
     meta = pod["metadata"]
-    body = {**_deletion(meta["uid"]), **({"gracePeriodSeconds": 0} if at_once else {})}
-    try:
-        await api.call("DELETE", f"{folder('Pod', namespace)}/{meta['name']}", body=body)
-    except ApiRefused as refusal:
-        if not refusal.missed:
-            raise
+    path = f"{folder('Pod', namespace)}/{meta['name']}"
+    await api.remove(path, meta["uid"], grace_seconds=0 if at_once else None)
 
 
 async def _left_after(api: KubernetesApi, namespace: str, job: str, seconds: float) -> list[str]:
@@ -319,8 +303,4 @@ async def _left_after(api: KubernetesApi, namespace: str, job: str, seconds: flo
 
 
 def _selector(job: str) -> dict[str, str]:
-    return {"labelSelector": ",".join(f"{k}={v}" for k, v in names.labels(job).items())}
-
-
-def _deletion(uid: str) -> Object:
-    return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+    return labelled(names.labels(job))

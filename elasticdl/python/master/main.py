@@ -23,7 +23,7 @@ from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
 from elasticdl.cluster.kubernetes.objects import owned, owner
 from elasticdl.cluster.kubernetes.preflight import rbac_command
 from elasticdl.cluster.kubernetes.reading import Pod
-from elasticdl.cluster.kubernetes.submission import MERGE, find, folder, submit
+from elasticdl.cluster.kubernetes.submission import find, folder, submit
 from elasticdl.errors import JobFailed, Problem, Unreachable, UsageError
 from elasticdl.job import names
 from elasticdl.job.resolve import Resolved
@@ -129,7 +129,7 @@ async def _hand_over(spec: JobSpec, why: str, keeper: Pod) -> int:
     path, api = f"{folder('Pod', str(spec.namespace))}/{name}", KubernetesApi(credentials.find())
     try:
         note = {"metadata": {"annotations": {names.ANNOTATION_UNFIT: why}}}
-        await api.call("PATCH", path, body=note, content_type=MERGE)
+        await api.patch(path, body=note)
         # Ending now, this container would be started again where that is asked for.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(_keep(api, spec, keeper), REPLACED_SECONDS)
