@@ -247,7 +247,9 @@ class Master:
 
     def _publish(self, command: c.PublishCheckpoint) -> str:
         if isinstance(self.job, AllreduceMachine):
-            return self.actions.publish_state(command, self.job.evaluations, self.job.bad_records, self.job.open_cuts)
+            return self.actions.publish_state(
+                command, self.job.evaluations, self.job.bad_records, self.job.saves.open_cuts
+            )
         return self.actions.publish(command, self.job.shards.searches.bad_records)
 
     def _deleted(self, task: asyncio.Task[None]) -> None:

@@ -60,7 +60,7 @@ def state_restored(job: AllreduceMachine, directory: Path, spec: JobSpec, traini
     step = manifest["version"]
     job.stands_at(step, manifest.get("records", 0))
     position = Position(version=step, records=job.records)
-    job.checkpoints.known = [Checkpoint(str(directory), position, lasting=True)]
+    job.saves.checkpoints.known = [Checkpoint(str(directory), position, lasting=True)]
     job.membership.checkpoint = (str(directory), step)
     job.evaluations = [(version, metrics) for version, metrics in manifest["evaluations"]]
     job.bad_records = [BadRecord(*b) for b in manifest.get("bad_records", [])]

@@ -11,7 +11,7 @@ from elasticdl.core.steps import StepPlan
 from elasticdl.job import names, storage
 from elasticdl.job.spec import JobSpec
 from elasticdl.job.strategy import strategy_of
-from elasticdl.strategies.allreduce.core.state import AllreduceTerms
+from elasticdl.strategies.allreduce.core.terms import AllreduceTerms
 from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTerms
 
 

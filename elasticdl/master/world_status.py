@@ -16,11 +16,11 @@ CHANGES_SHOWN = 10
 def world_phase(job: AllreduceMachine) -> str:
     if job.outcome:
         return job.outcome
-    if job.stopping:
+    if job.saves.stopping:
         return "stopping"
     if not job.step and not job.membership.training:
         return "starting"
-    if job.exporter and not job.concluded:
+    if job.closing.exporter and not job.closing.over:
         return "exporting"
     if job.trained_out:
         return "evaluating"
@@ -48,8 +48,8 @@ def world_status(job: AllreduceMachine, chronicle: Chronicle, now: float, master
         bad_records=[b.name for b in job.bad_records],
         started_at=chronicle.started_at,
         now=now,
-        output=job.exported,
-        audit=job.audited,
+        output=job.closing.exported,
+        audit=job.closing.audited,
         checkpoint=job.checkpoint,
         master_starts=master_starts,
         repeated_batches=job.repeated,

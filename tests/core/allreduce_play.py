@@ -11,7 +11,7 @@ from elasticdl.core.replicas import PREEMPTED, Budget
 from elasticdl.core.steps import StepPlan
 from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
 from elasticdl.strategies.allreduce.core.membership import LAST_CALL_SECONDS, NOTHING
-from elasticdl.strategies.allreduce.core.state import AllreduceTerms
+from elasticdl.strategies.allreduce.core.terms import AllreduceTerms
 from tests.core.invariants import check_replicas
 
 W = [f"elasticdl-j-worker-{index}" for index in range(8)]
@@ -69,7 +69,7 @@ class Play:
 
     def wrote(self, step: int, error: str = "", cut: int = 0) -> list[c.Command]:
         """The worker that was asked last wrote the state, or could not."""
-        asked = next(s for s in reversed(self.job.saves) if not cut or s.cut == cut)
+        asked = next(s for s in reversed(self.job.saves.asked) if not cut or s.cut == cut)
         part = "" if error else json.dumps({"step": step})
         return self.hear(e.ServerWrote(asked.worker, asked.cut, part, error))
 

@@ -7,7 +7,7 @@ from elasticdl.core import events as e
 from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.replicas import CRASHED, FINISHED, PREEMPTED
 from elasticdl.strategies.allreduce.core.membership import NOTHING
-from elasticdl.strategies.allreduce.core.state import NEXT
+from elasticdl.strategies.allreduce.core.saves import NEXT
 from tests.core.allreduce_play import Play, W, of
 
 # From the first step to the last.
@@ -37,7 +37,7 @@ def test_the_model_is_exported_by_one_worker_at_the_end() -> None:
     assert play.hear(e.ModelExported(W[1], "/m")) == [], "only from who was asked"
     out = play.hear(e.ModelExported(W[0], "/m", audit="every record once"))
     assert play.told(out) == ["audit: every record once", "the model is in /m"]
-    assert play.job.outcome == "succeeded" and play.job.exported == "/m"
+    assert play.job.outcome == "succeeded" and play.job.closing.exported == "/m"
 
 
 def test_a_lost_exporter_is_followed_by_another() -> None:
@@ -79,7 +79,7 @@ def test_what_an_older_master_heard_of_an_export_still_counts() -> None:
     play.trains(W[0], W[1])
     play.step(10)
     play.hear(e.decode("ModelExported", f'{{"worker": "{W[0]}", "directory": "/m"}}'.encode()))
-    assert play.job.outcome == "succeeded" and play.job.exported == "/m"
+    assert play.job.outcome == "succeeded" and play.job.closing.exported == "/m"
 
 
 def test_a_model_that_cannot_be_written_fails_the_job() -> None:
@@ -246,7 +246,7 @@ def test_the_last_to_leave_saves_first_and_hears_of_it_before_it_may_go() -> Non
     assert not of(c.SaveState, play.leave(W[0]))
     out = [type(x) for x in play.leave(W[1])]
     assert out.index(c.SaveState) < out.index(c.ProposeWorld)
-    assert play.job.saves[-1].worker == W[1], "the other one may be gone by now"
+    assert play.job.saves.asked[-1].worker == W[1], "the other one may be gone by now"
     assert of(c.PublishCheckpoint, play.wrote(5))
 
 

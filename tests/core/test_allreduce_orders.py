@@ -12,7 +12,7 @@ from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.machine import NOWHERE
 from elasticdl.core.replicas import PREEMPTED
 from elasticdl.strategies.allreduce.core.membership import MARGIN_SECONDS, NOTHING, STRANGERS_SECONDS
-from elasticdl.strategies.allreduce.core.state import NEXT
+from elasticdl.strategies.allreduce.core.saves import NEXT
 from tests.core.allreduce_play import Play, W, of
 
 # Stopping and scaling.
@@ -143,7 +143,7 @@ def test_who_died_while_the_master_was_away_is_missed_at_once() -> None:
 def test_a_checkpoint_that_a_leaver_is_writing_is_waited_for_and_published() -> None:
     play = Play(schedule=Schedule(steps=4))
     play.trains(W[0], W[1])
-    asked = play.job.saves[-1]
+    asked = play.job.saves.asked[-1]
     assert (asked.worker, asked.at) == (W[0], 4)
     play.step(3)
     play.leave(W[0])

@@ -7,7 +7,7 @@ from elasticdl.core import events as e
 from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.replicas import Budget
 from elasticdl.strategies.allreduce.core.membership import LAST_CALL_SECONDS, NOTHING
-from elasticdl.strategies.allreduce.core.state import NEXT
+from elasticdl.strategies.allreduce.core.saves import NEXT
 from tests.core.allreduce_play import Play, W, of
 
 # Saving.
@@ -39,7 +39,7 @@ def test_the_clock_asks_for_a_checkpoint_only_where_something_new_is_trained() -
     play.step(3)
     assert play.job.deadline() == LAST_CALL_SECONDS + 10.0
     play.hear(e.TimePassed(), 10.0)
-    assert play.job.deadline() == play.now + play.job.save_seconds, "one at a time"
+    assert play.job.deadline() == play.now + play.job.saves.limit_seconds, "one at a time"
     play.save(3)
     assert not of(c.SaveState, play.hear(e.TimePassed(), 30.0))
 
@@ -51,11 +51,11 @@ def test_what_is_being_written_is_known_when_something_later_is_published() -> N
     play.hear(e.TimePassed(), 10.0)
     play.wrote(3, cut=2)
     assert [x.cut for x in of(c.PublishCheckpoint, play.all)] == [2], "asked for later, written first"
-    assert 1 in play.job.open_cuts, "the one of step 4 is still to come"
+    assert 1 in play.job.saves.open_cuts, "the one of step 4 is still to come"
     play.publish()
-    assert play.job.open_cuts == {1}
+    assert play.job.saves.open_cuts == {1}
     play.end(W[0])
-    assert 1 not in play.job.open_cuts, "who was to write it is gone"
+    assert 1 not in play.job.saves.open_cuts, "who was to write it is gone"
 
 
 def test_a_checkpoint_that_was_overtaken_does_not_take_the_place_of_the_newer_one() -> None:
@@ -67,7 +67,7 @@ def test_a_checkpoint_that_was_overtaken_does_not_take_the_place_of_the_newer_on
     play.enter((1, 4))
     play.step(6, worker=W[1])
     play.hear(e.TimePassed(), 10.0)
-    later = play.job.saves[-1]
+    later = play.job.saves.asked[-1]
     assert (later.worker, later.at) == (W[1], NEXT)
     play.wrote(6, cut=later.cut)
     play.publish()
@@ -165,7 +165,7 @@ def test_the_time_for_a_lasting_checkpoint_begins_with_its_step() -> None:
     play.step(4, after=1000.0)
     assert play.job.deadline() == play.now + 100
     assert "takes longer" in play.told(play.hear(e.TimePassed(), 100.0))[0]
-    assert [s.at for s in play.job.saves] == [8], "the next one that is due"
+    assert [s.at for s in play.job.saves.asked] == [8], "the next one that is due"
 
 
 def test_a_stop_does_not_wait_for_ever_for_a_checkpoint() -> None:
@@ -184,7 +184,7 @@ def test_a_lasting_checkpoint_whose_writer_dies_is_made_by_another_at_once() -> 
     assert not of(c.SaveState, play.end(W[0])), "nobody trains"
     assert of(c.SaveState, play.enter((1, 5))) == [c.SaveState(W[1], 2, NEXT)], "and not at step 8"
     play.save(5)
-    assert play.job.checkpoint == "/c/step-5" and [s.at for s in play.job.saves] == [8]
+    assert play.job.checkpoint == "/c/step-5" and [s.at for s in play.job.saves.asked] == [8]
 
 
 def test_a_job_does_not_end_before_the_last_lasting_checkpoint_is_made_by_another() -> None:
@@ -231,6 +231,6 @@ def test_who_lacks_the_last_step_is_not_taken_for_one_that_can_write_it() -> Non
     out = play.enter(**{"1": (1, 9)})
     assert of(c.StartWorld, out)[0].state == (1, 9) and not play.job.outcome
     play.step(10, worker=W[1])
-    assert play.job.saves[0].worker == W[1] and not play.job.outcome
+    assert play.job.saves.asked[0].worker == W[1] and not play.job.outcome
     play.save(10)
     assert play.job.outcome == "succeeded" and play.job.repeated == 1

@@ -13,7 +13,8 @@ from elasticdl.core.steps import StepPlan
 from elasticdl.master.status import Chronicle
 from elasticdl.master.world_status import world_status
 from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
-from elasticdl.strategies.allreduce.core.state import NEXT, AllreduceTerms
+from elasticdl.strategies.allreduce.core.saves import NEXT
+from elasticdl.strategies.allreduce.core.terms import AllreduceTerms
 from tests.core.allreduce_play import Play, W, of
 
 
@@ -73,7 +74,7 @@ def test_when_everybody_is_lost_the_job_stands_where_the_checkpoint_does() -> No
     play.trains(W[0], W[1])
     play.reach(2, 16)
     play.hear(e.TimePassed(), 5.0)
-    (asked,) = play.job.saves
+    (asked,) = play.job.saves.asked
     assert asked.at == NEXT
     play.hear(e.ServerWrote(asked.worker, asked.cut, json.dumps({"step": 3, "records": 24})))
     (publish,) = of(c.PublishCheckpoint, play.all)
@@ -90,7 +91,7 @@ def test_a_checkpoint_that_was_due_after_the_last_step_is_not_waited_for() -> No
     play = Following(2, schedule=Schedule(steps=100))
     play.trains(W[0], W[1])
     play.reach(1, 8)
-    (asked,) = play.job.saves
+    (asked,) = play.job.saves.asked
     assert asked.at == 100, "it is not known that there are fewer"
     out = play.reach(10, 80)
     assert c.SettleSave(asked.cut, "", asked.worker) in out and play.job.outcome == "succeeded"
@@ -103,7 +104,7 @@ def test_a_checkpoint_that_is_due_at_the_very_last_step_is_waited_for() -> None:
     play.wrote(5, cut=1)
     play.publish()
     play.reach(10, 80)
-    assert not play.job.outcome and [s.at for s in play.job.saves] == [10]
+    assert not play.job.outcome and [s.at for s in play.job.saves.asked] == [10]
     play.wrote(10)
     play.publish()
     assert play.job.outcome == "succeeded"

@@ -355,9 +355,9 @@ def test_a_question_that_a_restart_may_have_lost_is_asked_again() -> None:
     table.join("a", capacity=1)
     for _ in range(STRIKES):
         table.fail("a", "train/0/0")
-    assert table.shards.unanswered() == []
+    assert table.shards.searches.unanswered() == []
     table.fail("a", "probe/0/1")
-    assert table.shards.unanswered() == [c.IdentifyRecord("train/0/0", 0, 0)]
+    assert table.shards.searches.unanswered() == [c.IdentifyRecord("train/0/0", 0, 0)]
 
 
 def test_a_lease_that_servers_refuse_again_and_again_fails_the_job_with_their_reason() -> None:

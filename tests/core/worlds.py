@@ -22,7 +22,7 @@ from elasticdl.core.replicas import State as Life
 from elasticdl.core.steps import StepPlan
 from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
 from elasticdl.strategies.allreduce.core.membership import NOTHING, NOTICE_SECONDS, Membership, Phase, State
-from elasticdl.strategies.allreduce.core.state import AllreduceTerms
+from elasticdl.strategies.allreduce.core.terms import AllreduceTerms
 from tests.core.invariants import check_replicas, holds
 
 JOB: TypeAdapter[AllreduceMachine] = TypeAdapter(AllreduceMachine)
@@ -478,7 +478,7 @@ class Worlds:
             what = f"{w.name} goes, and with it all of step {w.state[1]}"
             written = max((len(h) for h in self.writes.values()), default=0)
             asked = any(
-                s.worker != w.name for s in self.job.saves
+                s.worker != w.name for s in self.job.saves.asked
             )  # another, of whose death the master has yet to hear
             holds(asked or written >= len(w.bereaved) - 1 or len(w.history) > len(w.bereaved), what)
         self.kill(w.name, FINISHED)
@@ -637,7 +637,7 @@ class Worlds:
         m = self.job.membership
         ready = [n for n, w in m.workers.items() if w.in_touch and not w.leaving and not w.refused]
         steady = not self.launching and not self.news and m.training and not m.workers.keys() - set(ready)
-        if steady and turn > 10 and not self.job.trained_out and not self.job.stopping:
+        if steady and turn > 10 and not self.job.trained_out and not self.job.saves.stopping:
             holds(len(m.members) == min(m.wanted, len(ready)), f"{len(ready)} are ready, {m.members} train")
         self.exchange()
         for name in list(self.workers):

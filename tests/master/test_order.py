@@ -22,7 +22,7 @@ from elasticdl.master.actions import Actions
 from elasticdl.master.journal import Journal
 from elasticdl.master.master import Master
 from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
-from elasticdl.strategies.allreduce.core.state import AllreduceTerms
+from elasticdl.strategies.allreduce.core.terms import AllreduceTerms
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
 from elasticdl.wire.link import SERVER_OPTIONS

@@ -8,7 +8,7 @@ from elasticdl.master.brain import Send, events_of_hello
 from elasticdl.master.world_brain import WorldBrain
 from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
 from elasticdl.strategies.allreduce.core.membership import NOTHING
-from elasticdl.strategies.allreduce.core.state import AllreduceTerms
+from elasticdl.strategies.allreduce.core.terms import AllreduceTerms
 from elasticdl.wire import control_pb2 as pb
 
 W = ("elasticdl-j-worker-0", "elasticdl-j-worker-1")
