@@ -1,4 +1,4 @@
-"""A master or a worker that somebody starts by hand, in two terminals or containers: what their flags mean."""
+"""A master or a worker that the user starts by hand, in two terminals or containers: what their flags mean."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORKER = "python -m elasticdl.python.elasticdl.worker.main"
 
 
 def run(program: str, what: Callable[[list[str]], int]) -> int:
-    """Run a program of this module's kind with the words of its command line, and say what is wrong in plain words."""
+    """Run `what` with the words of the command line, and print its problems."""
     try:
         return what(sys.argv[1:])
     except UsageError as error:
@@ -32,12 +32,12 @@ def run(program: str, what: Callable[[list[str]], int]) -> int:
 
 
 def master(words: Sequence[str]) -> int:
-    """Run a job whose workers somebody starts; its parameter servers are started here."""
+    """Run a job whose workers the user starts; this process starts the parameter servers."""
     from elasticdl.cli import train
 
     resolved = master_job(words)
     token = read_token(resolved.require())
-    os.environ.setdefault(names.ENV_POD_IP, own_address())  # where its parameter servers are found
+    os.environ.setdefault(names.ENV_POD_IP, own_address())  # where workers find its parameter servers
     return train.run(resolved, token)
 
 
@@ -54,8 +54,8 @@ def master_job(words: Sequence[str]) -> Resolved:
         what = "workers that are started by hand have no key"
         problems.append(Problem("--encrypt_data_plane", "true", what, "Leave it out, or use elasticdl train."))
     open_to_all = (
-        f"No --token_file is given: whoever reaches port {spec.master_port} of this machine may take part in the job, "
-        "watch it and stop it."
+        f"No --token_file is given: any process that reaches port {spec.master_port} of this machine can join, watch "
+        "and stop the job."
     )
     start = f"Workers are started by hand: {WORKER} --worker_id=1 --master_addr=HOST:{spec.master_port}"
     notes = (*asked.notes, *(() if spec.token_file else (open_to_all,)), start)
@@ -84,21 +84,21 @@ def read_token(spec: JobSpec) -> str:
     try:
         token = Path(spec.token_file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        what = f"cannot be read: {error.strerror if isinstance(error, OSError) else 'it is no text'}"
-        problem = Problem("--token_file", spec.token_file, what, "Name a file with a secret in it.")
+        what = f"cannot be read: {error.strerror if isinstance(error, OSError) else 'not text'}"
+        problem = Problem("--token_file", spec.token_file, what, "Give a file that contains the secret.")
         raise UsageError([problem]) from error
     if not token or not token.isascii() or not token.isprintable():
-        what = "holds no secret: one line of ASCII text"
+        what = "contains no secret: it needs one line of ASCII text"
         remedy = f"Make one: openssl rand -hex 32 > {spec.token_file}"
         raise UsageError([Problem("--token_file", spec.token_file, what, remedy)])
     return token
 
 
 def own_address() -> str:
-    """The address under which others reach this machine, or container; its own loopback where nobody does."""
+    """The address at which others reach this machine or container; the loopback address where it has no other."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # nothing is sent: this only asks which way a packet would go
+            probe.connect(("192.0.2.1", 9))  # sends nothing: it only picks the address that a packet would leave from
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"

@@ -85,7 +85,7 @@ def _cores(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)(m?)", text)
     cores = round(float(found[1]) / (1000 if found[2] else 1), 3) if found else 0.0
     if cores <= 0:
-        raise Invalid(f"has cpu={text}, which is no number of cores", "Write cores (0.5) or thousandths (500m).")
+        raise Invalid(f"has cpu={text}, which is not a number of cores", "Write cores (0.5) or thousandths (500m).")
     return cores
 
 
@@ -127,7 +127,7 @@ ByteCount = Annotated[int, Field(ge=0), BeforeValidator(read_bytes)]
 
 def _whole(name: str, text: str) -> int:
     if not re.fullmatch(r"\d+", text):
-        raise Invalid(f"has {name}={text}, which is no whole number", f"Write something like {name}=1.")
+        raise Invalid(f"has {name}={text}, which is not a whole number", f"Write something like {name}=1.")
     return int(text)
 
 

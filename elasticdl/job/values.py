@@ -242,7 +242,7 @@ def comma_pairs(value: Any) -> Any:
     pairs = _mapping(value, ",")
     for name, item in pairs.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise Invalid(f"has {name!r}, which is no variable's name", "Use letters, digits and underscores.")
+            raise Invalid(f"has {name!r}, which is not a variable's name", "Use letters, digits and underscores.")
         if "\0" in item:
             raise Invalid(f"gives {name} a NUL character", "Remove it.")
     return pairs

@@ -45,7 +45,7 @@ def _steps(here: Path) -> list[str]:
 def test_without_flags_this_folder_is_the_zoo_on_a_python_image(here: Path, capsys: Output) -> None:
     assert main(["zoo", "init"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "Dockerfile and .dockerignore written: /model_zoo will hold this folder, on python:3.11-slim.",
+        "Wrote Dockerfile and .dockerignore: /model_zoo will hold this folder, on python:3.11-slim.",
         "Next: elasticdl zoo build --image=NAME:TAG .",
     ]
     steps = _steps(here)
@@ -102,7 +102,7 @@ def test_another_index_is_asked_wherever_packages_are_installed(here: Path, caps
     assert all("--extra-index-url=https://example.org/simple" in step for step in installs)
     assert capsys.readouterr().err == ""
     assert main(["zoo", "init", "--extra_pypi_index=https://me:secret@example.org/simple"]) == 0
-    assert "holds a login" in capsys.readouterr().err
+    assert "contains a login" in capsys.readouterr().err
 
 
 def test_the_cluster_spec_is_copied(here: Path) -> None:
@@ -137,7 +137,7 @@ def test_init_writes_again_what_nobody_edited(here: Path) -> None:
     ("edit", "says"),
     [
         (lambda text: text + "RUN true\n", "was edited since elasticdl zoo init wrote it"),
-        (lambda text: "FROM python:3.11\n", "is not one of elasticdl zoo init"),
+        (lambda text: "FROM python:3.11\n", "was not written by elasticdl zoo init"),
     ],
 )
 def test_a_dockerfile_of_the_users_own_stays(here: Path, capsys: Output, edit: object, says: str) -> None:
@@ -151,7 +151,7 @@ def test_a_dockerfile_of_the_users_own_stays(here: Path, capsys: Output, edit: o
     assert f"Dockerfile: {says}." in said and "--force" in said
     assert (here / "Dockerfile").read_text() == theirs
     assert main(["zoo", "init", "--force"]) == 0
-    assert dockerfile.whose((here / "Dockerfile").read_text()) == "ours"
+    assert dockerfile.author((here / "Dockerfile").read_text()) == "init"
 
 
 def test_all_that_is_wrong_is_said_at_once(here: Path, capsys: Output) -> None:
@@ -166,7 +166,7 @@ def test_all_that_is_wrong_is_said_at_once(here: Path, capsys: Output) -> None:
     assert main(["zoo", "init", *words]) == 2
     said = capsys.readouterr().err
     assert "elasticdl zoo: 5 problems" in said
-    assert "--model_zoo=/: lies outside the folder that is built" in said
+    assert "--model_zoo=/: is outside the folder to build" in said
     assert "--local_pkg_dir=empty: no wheel in it. Put some there: scripts/docker_build_wheel.sh makes" in said
     assert "--cluster_spec=no.py: no such file" in said
     assert "--extra_pypi_index=index: not an address" in said
@@ -205,7 +205,7 @@ def test_an_engine_whose_certificates_are_missing(here: Path, capsys: Output, mo
     monkeypatch.setenv("DOCKER_CERT_PATH", str(here / "certs"))
     assert main(["zoo", "push", "a:b"]) == 1
     said = capsys.readouterr().err
-    assert "tcp://127.0.0.1:1 cannot be used" in said and "DOCKER_CERT_PATH" in said
+    assert "cannot use the Docker engine at tcp://127.0.0.1:1" in said and "DOCKER_CERT_PATH" in said
 
 
 def test_an_engine_of_the_current_context(here: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ def test_an_engine_that_goes_away_and_a_login_helper_that_is_missing(
         monkeypatch.setenv("DOCKER_HOST", address)
         assert main(["zoo", *words]) == 1
         said = capsys.readouterr().err
-        assert f"the Docker engine at {address} stopped answering" in said and "See that it runs" in said
+        assert f"the Docker engine at {address} stopped answering" in said and "Check that it is running" in said
         (here / "config").mkdir()
         helpers = {"credHelpers": {"r.example": "none-such"}, "credsStore": "none-such"}
         (here / "config" / "config.json").write_text(json.dumps(helpers))
@@ -320,7 +320,7 @@ def test_a_failed_step_has_a_remedy(problem: str, tail: str, says: str) -> None:
         ("r.example/m", "r.example", "no basic auth credentials", "docker login r.example."),
         ("r.example:5/m", "r.example:5", "http: server gave HTTP response to HTTPS client", "insecure-registries"),
         ("r.example/m", "r.example", "x509: certificate signed by unknown authority", "/etc/docker/certs.d/r.example"),
-        ("r.example/m", "r.example", "dial tcp: lookup r.example: no such host", "Nothing answers at r.example"),
+        ("r.example/m", "r.example", "dial tcp: lookup r.example: no such host", "No answer from r.example"),
         ("r.example/m", "r.example", "name unknown: the repository is not known", "Create the repository"),
     ],
 )
@@ -348,4 +348,4 @@ def test_help_names_every_flag_and_loads_no_docker(capsys: Output) -> None:
 def test_the_text_depends_on_the_recipe_only() -> None:
     assert dockerfile.text(Recipe("2.0")) == dockerfile.text(Recipe("2.0"))
     assert dockerfile.text(Recipe("2.0")) != dockerfile.text(Recipe("2.1"))
-    assert dockerfile.whose(dockerfile.text(Recipe("2.0"))) == "ours"
+    assert dockerfile.author(dockerfile.text(Recipe("2.0"))) == "init"

@@ -108,7 +108,7 @@ def test_a_build_shows_its_steps_and_leaves_out_what_is_ignored(here: Path, imag
     assert main(["zoo", "build", f"--image={image}", "."]) == 0
     shown = capsys.readouterr().out
     assert "Step 1/2 : FROM scratch\n" in shown and f"Successfully tagged {image}\n" in shown
-    assert re.search(rf"^{image} is built: \d+ kB, \d+ s\.$", shown, re.MULTILINE)
+    assert re.search(rf"^Built {image}: \d+ kB, \d+ s\.$", shown, re.MULTILINE)
     assert _files(image) == {"model_zoo", "model_zoo/model.py", "model_zoo/kept.pyc"}
     assert main(["zoo", "build", f"--image={image}"]) == 0
     assert "Using cache" in capsys.readouterr().out
@@ -163,7 +163,7 @@ def test_a_push_arrives_and_a_second_one_sends_nothing(here: Path, image: str, c
             assert main(["zoo", "push", name]) == 0
             shown = capsys.readouterr().out
             assert re.search(r"^[0-9a-f]{12}: Pushed$", shown, re.MULTILINE)
-            assert re.search(rf"^{re.escape(name)} is pushed: sha256:[0-9a-f]{{64}}, \d+ s\.$", shown, re.MULTILINE)
+            assert re.search(rf"^Pushed {re.escape(name)}: sha256:[0-9a-f]{{64}}, \d+ s\.$", shown, re.MULTILINE)
             repository, tag = image.split(":")
             with urllib.request.urlopen(f"http://{host}/v2/{repository}/tags/list", timeout=10) as reply:
                 assert json.load(reply)["tags"] == [tag]
@@ -209,7 +209,7 @@ def test_a_registry_that_is_not_there(here: Path, image: str, capsys: Output) ->
     try:
         assert main(["zoo", "push", name]) == 1
         said = capsys.readouterr().err
-        assert f"{name} was not pushed" in said and "Nothing answers at 127.0.0.1:1" in said
+        assert f"{name} was not pushed" in said and "No answer from 127.0.0.1:1" in said
     finally:
         _remove(name)
 
@@ -245,7 +245,7 @@ def test_a_registry_without_tls_elsewhere_than_on_loopback(
         name = _tagged(image, host)
         try:
             assert main(["zoo", "push", name]) == 1
-            assert f"{host} speaks plain HTTP." in capsys.readouterr().err
+            assert f"{host} uses plain HTTP." in capsys.readouterr().err
         finally:
             _remove(name)
 
@@ -263,7 +263,7 @@ def test_a_user_who_may_not_use_the_socket(here: Path) -> None:
     }
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 1
-    assert "this user may not talk to the Docker engine" in done.stderr and "usermod -aG docker" in done.stderr
+    assert "this user has no access to the Docker engine" in done.stderr and "usermod -aG docker" in done.stderr
 
 
 @pytest.mark.skipif(not SOCKET.exists() or not shutil.which("openssl"), reason="needs the engine's socket and openssl")

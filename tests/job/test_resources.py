@@ -36,7 +36,7 @@ def test_the_text_of_resources_reads_back_as_itself(text: str) -> None:
         ("cpu=lots", "cpu=lots", "0.5"),
         ("cpu=0", "cpu=0", "0.5"),
         ("memory=0", "memory=0", "4096Mi"),
-        ("gpu=half", "no whole number", "nvidia.com/gpu=1"),
+        ("gpu=half", "not a whole number", "nvidia.com/gpu=1"),
         ("gpu=1,nvidia.com/gpu=1", "gives nvidia.com/gpu twice", "Keep one"),
         ("cpu=1,cpu=2", "gives cpu twice", "Keep one"),
         ("4096Mi", "'4096Mi' where name=value belongs", "name=value"),

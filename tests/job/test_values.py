@@ -67,7 +67,7 @@ def test_any_pairs_survive_being_spelled_and_read(pairs: dict[str, str], separat
         ("cluster_spec_json", "{", "not JSON"),
         ("cluster_spec_json", "[1]", "not a JSON object"),
         ("critical_worker_index", "first", "not default, none or a list"),
-        ("envs", "1A=x", "no variable's name"),
+        ("envs", "1A=x", "not a variable's name"),
         ("envs", {"A": ["x"]}, "more than one value for A"),
         ("log_level", "LOUD", "not one of DEBUG"),
         ("distribution_strategy", "Allreduce", "not one of"),

@@ -100,7 +100,7 @@ def test_workers_and_the_master_are_killed_and_every_record_is_trained_exactly_o
     assert [w.process.wait(30) for w in (again, second)] == [0, 0], again.output.read_text()
     said = master.output.read_text()
     assert said.count("No --token_file is given") == 1
-    assert f"whoever reaches port {hand.port} of this machine may take part in the job" in said
+    assert f"any process that reaches port {hand.port} of this machine can join" in said
     assert f"{W1} is gone: worker 1 was started again" in said or f"{W1} came, started by hand" in said
     assert int(status["version"]) == EPOCHS * RECORDS // 10 // 2
     assert "Evaluation service started" in said and "Evaluation service stopped" in said
@@ -171,7 +171,7 @@ def test_that_the_job_is_open_to_all_is_said_once_and_only_where_it_is() -> None
     words = [MODEL, "--training_data=x"]
     notes = by_hand.master_job(words).notes
     assert [note for note in notes if "token_file" in note] == [
-        "No --token_file is given: whoever reaches port 50001 of this machine may take part in the job, watch it and "
-        "stop it."
+        "No --token_file is given: any process that reaches port 50001 of this machine can join, watch and stop "
+        "the job."
     ]
     assert not [note for note in by_hand.master_job([*words, "--token_file=secret"]).notes if "No --token" in note]

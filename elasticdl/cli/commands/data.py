@@ -28,36 +28,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verify = commands.add_parser("verify", help="read every record and check every checksum")
     for command in (inspect, verify):
         command.add_argument("path", metavar="PATH", help="a directory, a file or a glob")
-        command.add_argument("--data_reader_params", default="", metavar='"k=v; k=v"', help="as in `elasticdl train`")
+        command.add_argument("--data_reader_params", default="", metavar='"k=v; k=v"', help="as of `elasticdl train`")
 
     mnist = commands.add_parser("mnist", help="make MNIST: DST/train and DST/test as RecordIO")
     mnist.add_argument("target", metavar="DST")
     mnist.add_argument("--fashion", action="store_true", help="Fashion-MNIST instead")
     mnist.add_argument("--cache_dir", type=Path, help="where downloaded files are kept (default: ~/.cache/elasticdl)")
-    mnist.add_argument("--force", action="store_true", help="replace what is there")
+    mnist.add_argument("--force", action="store_true", help="replace existing files")
 
-    criteo = commands.add_parser("criteo", help="make synthetic click data of Criteo's shape: DST/train and DST/test")
+    criteo = commands.add_parser("criteo", help="make synthetic click data in Criteo's format: DST/train and DST/test")
     criteo.add_argument("target", metavar="DST")
-    criteo.add_argument("--records", type=positive, default=100_000, help="for training; a tenth more for testing")
+    criteo.add_argument(
+        "--records", type=positive, default=100_000, help="training records; a tenth as many are added for testing"
+    )
     criteo.add_argument("--seed", type=int, default=0)
     criteo.add_argument("--to", choices=("csv", "recordio"), default="csv")
-    criteo.add_argument("--force", action="store_true", help="replace what is there")
+    criteo.add_argument("--force", action="store_true", help="replace existing files")
 
 
 def _add_convert(convert: argparse.ArgumentParser) -> None:
     convert.add_argument("source", metavar="SRC", help="a directory, a file or a glob, of any known format")
     convert.add_argument("target", metavar="DST", help="the directory to make")
     convert.add_argument("--to", choices=_FORMATS, required=True)
-    convert.add_argument("--records_per_file", type=positive, default=0, help="default: one file per source file")
-    convert.add_argument("--compressor", choices=_COMPRESSORS, default="snappy", help="of RecordIO (default: snappy)")
+    convert.add_argument(
+        "--records_per_file", type=positive, default=0, help="records in each file (default: one file per source file)"
+    )
+    convert.add_argument(
+        "--compressor", choices=_COMPRESSORS, default="snappy", help="compression of RecordIO (default: snappy)"
+    )
     convert.add_argument(
         "--example_columns",
         default="",
         metavar="NAME:KIND,…",
         help="columns to convert, each int, float, text or bytes (default: all, kinds taken from the first records)",
     )
-    convert.add_argument("--shuffle_seed", type=int, help="shuffle the records, for data that is sorted by class")
-    convert.add_argument("--data_reader_params", default="", metavar='"k=v; k=v"', help="of the source")
+    convert.add_argument(
+        "--shuffle_seed", type=int, help="shuffle the records with this seed, for data that is sorted by class"
+    )
+    convert.add_argument(
+        "--data_reader_params",
+        default="",
+        metavar='"k=v; k=v"',
+        help="settings of the source's reader, as of `elasticdl train`",
+    )
     convert.add_argument("--force", action="store_true", help="replace the data files in DST")
 
 

@@ -1,4 +1,4 @@
-"""`elasticdl zoo build`: the folder goes to the Docker engine, its output comes back as it is made."""
+"""`elasticdl zoo build`: sends the folder to the Docker engine and shows the engine's output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(path: str, image: str) -> int:
     client = connect()
     with _context(folder) as context:
         size = _build(client, context, image)
-    print(f"{image} is built: {megabytes(size)}, {time.monotonic() - began:.0f} s.")
+    print(f"Built {image}: {megabytes(size)}, {time.monotonic() - began:.0f} s.")
     registry = "/" in image and any(mark in image.split("/")[0] for mark in ".:")
     if registry:
         print(f"Next: elasticdl zoo push {image}")
@@ -44,7 +44,7 @@ def _problems(folder: Path, path: str, image: str) -> list[Problem]:
 
     problems = []
     if not match_tag(image):
-        remedy = "Write it as NAME:TAG or HOST/NAME:TAG, in lower case but for the tag: elasticdl:mnist."
+        remedy = "Write it as NAME:TAG or HOST/NAME:TAG, in lower case except for the tag: elasticdl:mnist."
         problems.append(Problem("--image", image, "not the name of an image", remedy))
     if not folder.is_dir():
         problems.append(Problem(path, "", "no such directory", "Give the folder with the Dockerfile."))
@@ -69,7 +69,7 @@ def _context(folder: Path) -> IO[bytes]:
     packed.seek(0)
     print(f"Sending {megabytes(size)} to the Docker engine.", flush=True)
     if size > _LARGE_BYTES:
-        print("That is a lot: what the image does not need can be named in .dockerignore.", file=sys.stderr)
+        print("That is large: name in .dockerignore what the image does not need.", file=sys.stderr)
     return packed
 
 

@@ -10,17 +10,17 @@ from elasticdl.cli.zoo import init
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommands of `elasticdl zoo`."""
     commands = parser.add_subparsers(dest="zoo_command", required=True, metavar="COMMAND")
-    about = "write a Dockerfile for the models of a folder"
+    about = "write a Dockerfile for a folder of models"
     init.add_arguments(commands.add_parser("init", help=about, description=f"{about.capitalize()}."))
     about = "build the image with the Docker engine"
     build = commands.add_parser("build", help=about, description=f"{about.capitalize()}.")
     build.add_argument(
         "path", metavar="PATH", nargs="?", default=".", help="the folder with the Dockerfile (default: .)"
     )
-    build.add_argument("--image", metavar="NAME:TAG", required=True, help="what to call it; --image_name of the jobs")
+    build.add_argument("--image", metavar="NAME:TAG", required=True, help="the image's name, for --image_name of jobs")
     about = "push an image to its registry"
     push = commands.add_parser("push", help=about, description=f"{about.capitalize()}.")
-    push.add_argument("image", metavar="IMAGE", help="HOST/NAME:TAG, as it was built")
+    push.add_argument("image", metavar="IMAGE", help="HOST/NAME:TAG, as given to build")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The Dockerfile of a model zoo: what it says for which flags, and whose a Dockerfile is."""
+"""The Dockerfile of a model zoo: its text for given flags, and whether a file is one of ours."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def _digest(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()[:12]
 
 
-def whose(content: str) -> Literal["ours", "edited", "theirs"]:
+def author(content: str) -> Literal["init", "edited", "user"]:
     """Whether a Dockerfile is as `text` wrote it, was edited since, or is the user's own."""
     first, _, body = content.partition("\n")
     if not first.startswith(_MARK):
-        return "theirs"
-    return "ours" if first.removeprefix(_MARK).strip() == _digest(body) else "edited"
+        return "user"
+    return "init" if first.removeprefix(_MARK).strip() == _digest(body) else "edited"

@@ -1,4 +1,4 @@
-"""The Docker engine: found as the `docker` command finds it, and why it does not answer."""
+"""The Docker engine: found as the `docker` command finds it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 ANSWER_SECONDS = 20
-SILENCE_SECONDS = 1800  # a step that downloads or compiles says nothing for long
+SILENCE_SECONDS = 1800  # a step that downloads or compiles prints nothing for long
 
 
 def connect() -> APIClient:
-    """The engine of DOCKER_HOST, else of the current Docker context; an ImageError says what is in the way."""
+    """The engine of DOCKER_HOST, else of the current Docker context; an ImageError says why there is none."""
     import docker  # here, so that `elasticdl --help` does not wait for it
     from docker.context import ContextAPI
     from docker.errors import DockerException
@@ -43,11 +43,11 @@ def _why_not(error: BaseException) -> tuple[str, str]:
     where = _where()
     causes = list(_causes(error))
     if any(isinstance(cause, PermissionError) for cause in causes):
-        what = f"this user may not talk to the Docker engine at {where}"
+        what = f"this user has no access to the Docker engine at {where}"
         return what, "Join its group (sudo usermod -aG docker $USER, then log in again), or run as root."
     if os.environ.get("DOCKER_TLS_VERIFY") or os.environ.get("DOCKER_CERT_PATH"):
         said = str(causes[-1])
-        what = f"the Docker engine at {where} cannot be used: {said}"
+        what = f"cannot use the Docker engine at {where}: {said}"
         return what, "DOCKER_HOST, DOCKER_CERT_PATH and DOCKER_TLS_VERIFY belong together: eval $(minikube docker-env)."
     if any(isinstance(cause, (FileNotFoundError, ConnectionRefusedError)) for cause in causes):
         reason = ""
@@ -90,7 +90,7 @@ def troubles() -> tuple[type[Exception], ...]:
     from docker.credentials.errors import StoreError
     from docker.errors import DockerException
     from requests.exceptions import RequestException
-    from urllib3.exceptions import HTTPError  # while a stream is read, nobody turns it into one of requests
+    from urllib3.exceptions import HTTPError  # not turned into one of requests while a stream is read
 
     return DockerException, StoreError, RequestException, HTTPError
 
@@ -105,7 +105,7 @@ def explained(error: Exception) -> tuple[str, str]:
         return said, "The login helper of ~/.docker/config.json fails: install it, or docker login again."
     if isinstance(error, DockerException):
         return said, ""
-    return f"the Docker engine at {_where()} stopped answering ({said})", "See that it runs, and try again."
+    return f"the Docker engine at {_where()} stopped answering ({said})", "Check that it is running, and try again."
 
 
 def failure(event: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`elasticdl zoo init`: checks the flags against the folder it runs in, and writes the Dockerfile there."""
+"""`elasticdl zoo init`: checks the flags against the current folder, and writes a Dockerfile there."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base_image", "--base-image", metavar="IMAGE", default=dockerfile.BASE_IMAGE, help=what)
     what = "the folder of models, here or below; /model_zoo in the image (default: this folder)"
     parser.add_argument("--model_zoo", "--model-zoo", metavar="DIR", default=".", help=what)
-    what = "a folder of wheels, here or below, that are installed before the index is asked"
+    what = "a folder of wheels, here or below, which are installed before packages of the index"
     parser.add_argument("--local_pkg_dir", "--local-pkg-dir", metavar="DIR", default="", help=what)
-    what = "an index of packages to ask besides the usual one"
+    what = "another package index, besides the usual one"
     parser.add_argument("--extra_pypi_index", "--extra-pypi-index", metavar="URL", default="", help=what)
-    what = "a file for --cluster_spec of the jobs, here or below; in /cluster_spec in the image"
+    what = "a file for --cluster_spec of jobs, here or below; /cluster_spec in the image"
     parser.add_argument("--cluster_spec", "--cluster-spec", metavar="FILE", default="", help=what)
-    parser.add_argument("--force", action="store_true", help="replace a Dockerfile that was not written by this")
+    parser.add_argument("--force", action="store_true", help="replace a Dockerfile that this command did not write")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,12 +45,12 @@ def run(args: argparse.Namespace) -> int:
     if not ignored.exists():
         ignored.write_text(dockerfile.IGNORED)
         written += " and .dockerignore"
-    print(f"{written} written: /{dockerfile.ZOO} will hold {_named(recipe.model_zoo)}, on {recipe.base_image}.")
+    print(f"Wrote {written}: /{dockerfile.ZOO} will hold {_named(recipe.model_zoo)}, on {recipe.base_image}.")
     print("Next: elasticdl zoo build --image=NAME:TAG .")
     secret = urlsplit(recipe.extra_index)
     if secret.password or secret.username:
         warning = (
-            "--extra_pypi_index holds a login; it stands in the Dockerfile and in the image's history for all to read"
+            "--extra_pypi_index contains a login, which the Dockerfile and the image's history show to every reader"
         )
         print(f"elasticdl zoo: {warning}.", file=sys.stderr)
     return 0
@@ -91,7 +91,7 @@ def _inside(here: Path, flag: str, value: str, problems: list[Problem], folder: 
         what = "no such directory" if folder else "no such file"
         problems.append(Problem(flag, value, what, f"Give a path below {here}."))
     elif not path.is_relative_to(here):
-        what = "lies outside the folder that is built, and Docker copies nothing from there"
+        what = "is outside the folder to build; Docker copies nothing from there"
         problems.append(Problem(flag, value, what, "Run this in a folder above it, or copy it here."))
     else:
         return path.relative_to(here).as_posix()
@@ -99,12 +99,12 @@ def _inside(here: Path, flag: str, value: str, problems: list[Problem], folder: 
 
 
 def _require_ours(target: Path) -> None:
-    whose = dockerfile.whose(target.read_text(errors="replace")) if target.exists() else "ours"
-    if whose == "ours":
+    author = dockerfile.author(target.read_text(errors="replace")) if target.exists() else "init"
+    if author == "init":
         return
-    what = {"edited": "was edited since elasticdl zoo init wrote it", "theirs": "is not one of elasticdl zoo init"}
+    what = {"edited": "was edited since elasticdl zoo init wrote it", "user": "was not written by elasticdl zoo init"}
     remedy = "Build it as it is (elasticdl zoo build), move it away, or give --force to replace it."
-    raise UsageError([Problem("Dockerfile", "", what[whose], remedy)])
+    raise UsageError([Problem("Dockerfile", "", what[author], remedy)])
 
 
 def _named(folder: str) -> str:

@@ -17,7 +17,7 @@ _DONE = ("Pushed", "Layer already exists", "Pull complete", "Already exists", "M
 
 
 class Layers:
-    """Shows what a push or a pull says about each layer."""
+    """Shows the progress of each layer of a push or a pull."""
 
     def __init__(self) -> None:
         self._bars: Progress | None = None
@@ -31,7 +31,7 @@ class Layers:
         self.settle()
 
     def settle(self) -> None:
-        """Nothing moves now: the bars stay as they are, and what follows is printed below."""
+        """Leave the bars as they are; what follows is printed below."""
         if self._bars is not None:
             self._bars.stop()
         self._bars, self._tasks = None, {}

@@ -1,4 +1,4 @@
-"""`elasticdl zoo push`: an image goes from the Docker engine to its registry."""
+"""`elasticdl zoo push`: pushes an image from the Docker engine to its registry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(image: str) -> int:
         raise UsageError([Problem(image, "", "no such image on this Docker engine", remedy)]) from error
     except troubles() as error:
         raise _refused(image, registry, *explained(error)) from error
-    print(f"{image} is pushed: {digest}, {time.monotonic() - began:.0f} s.")
+    print(f"Pushed {image}: {digest}, {time.monotonic() - began:.0f} s.")
     return 0
 
 

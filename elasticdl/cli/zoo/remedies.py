@@ -1,4 +1,4 @@
-"""What to do when the Docker engine or a registry says no: by the words they say it with."""
+"""What to do about an error of the Docker engine or of a registry: found by the error's text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _NO_NETWORK = r"no such host|i/o timeout|connection refused|request canceled|net
 
 _PRUNE = "Make room on the engine's disk: docker system prune."
 
-# (what is said, what to do), the first that fits: in the engine's own words, and in the lines of the step that failed.
+# (error text, remedy), the first that matches: in the engine's message, and in the output of the step that failed.
 _ENGINE = (
     (
         rf"pull access denied|manifest for|manifest unknown|repository does not exist|{_NO_NETWORK}",
@@ -17,7 +17,7 @@ _ENGINE = (
     ),
     (
         r"COPY failed|not found in build context|no source files were specified|failed to compute cache key",
-        "What COPY names must lie in the folder that is built, and .dockerignore must not name it.",
+        "What COPY names must be in the folder to build, and not in .dockerignore.",
     ),
     (r"BuildKit", "This Dockerfile needs BuildKit: build it with docker build -t NAME:TAG . instead."),
     (r"no space left on device", _PRUNE),
@@ -40,8 +40,8 @@ _STEP = (
     ),
     (
         r"name resolution|Failed to establish a new connection|Connection timed out|ReadTimeoutError",
-        "The build has no way to the package index: see to the engine's network, name one that it reaches with "
-        "--extra_pypi_index, or bring the wheels with --local_pkg_dir.",
+        "The build cannot reach the package index: check the engine's network, give an index that it reaches with "
+        "--extra_pypi_index, or provide the wheels with --local_pkg_dir.",
     ),
     (r"No matching distribution found", "Add the wheel to the folder of --local_pkg_dir, or name its index."),
 )
@@ -61,11 +61,11 @@ def of_push(image: str, registry: str, problem: str) -> str:
     host = "Docker Hub" if registry == "docker.io" else registry
     if re.search(r"HTTP response to HTTPS client", problem):
         return (
-            f"{host} speaks plain HTTP. If that is meant, name it in insecure-registries of the engine's daemon.json "
+            f"{host} uses plain HTTP. If that is intended, add it to insecure-registries in the engine's daemon.json "
             "(and of every node that pulls), and restart the engine; registries on 127.0.0.1 need none of this."
         )
     if re.search(r"x509|certificate", problem):
-        return f"Put the certificate of its authority on the engine: /etc/docker/certs.d/{host}/ca.crt."
+        return f"Install the certificate of its authority on the engine: /etc/docker/certs.d/{host}/ca.crt."
     if re.search(r"denied|unauthorized|authentication required|no basic auth|forbidden|insufficient_scope", problem):
         if registry == "docker.io":
             return (
@@ -77,7 +77,7 @@ def of_push(image: str, registry: str, problem: str) -> str:
     if re.search(r"invalid reference", problem):
         return "Give the image as it was built: HOST/NAME:TAG."
     if re.search(_NO_NETWORK, problem):
-        return f"Nothing answers at {host}: see to its name, its port and the engine's network."
+        return f"No answer from {host}: check its name, its port and the engine's network."
     if re.search(r"name unknown|not found", problem):
-        return f"Create the repository at {host} first; some registries do not make one by themselves."
-    return "These are the words of the engine or of the registry; their logs may say more."
+        return f"Create the repository at {host} first; some registries do not create it on a push."
+    return "The message is the engine's or the registry's; their logs may have details."

@@ -1,7 +1,7 @@
 """The master as the client of ElasticDL 1.0 starts it: in a pod of its own making, with the whole job as flags.
 
 It makes the objects that this version's client makes before a master starts, has the pod be one of them, and becomes
-the master. Where such a pod cannot be one, for want of what this version's pods have, its keeper starts one that can.
+the master. Where such a pod lacks what this version's pods have, its keeper replaces it by one that can.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from elasticdl.job.resolve import Resolved
 from elasticdl.job.spec import JobSpec, knobs, spellings
 from elasticdl.master import in_cluster
 
-EMPTY = ("", "None")  # as that client writes what nobody gave
+EMPTY = ("", "None")  # as that client writes flags that were not given
 KEEPER_SECONDS = 10.0  # between two looks for the keeper
 REPLACED_SECONDS = 600.0  # for the keeper to start, on a node that may have to fetch the image
-# What it also writes when nobody gave it, and what would mean something here.
+# What it also writes for flags that were not given, and what would mean something here.
 DEFAULTS = {"use_async": "False", "sync_version_tolerance": "0"}
 
 
@@ -106,10 +106,10 @@ async def _adopted(spec: JobSpec) -> tuple[str, dict[str, str], dict[str, str]]:
 
 
 def unfit(spec: JobSpec, uid: str, template: Pod) -> str:
-    """Why this process cannot lead the job in the pod that the client made; empty when it can.
+    """Why this process cannot run the job in the pod that the client made; empty when it can.
 
-    `template`: the pod that this version makes for the job's master. It may have what that client knows nothing of: a
-    user that the job's other pods share, a group that a claim is given to, a folder that root makes on a node.
+    `template`: the pod that this version makes for the job's master. It may have what that client does not know:
+    a user that the job's other pods share, a group that owns a claim, a folder that root makes on a node.
     """
     user = (template["spec"].get("securityContext") or {}).get("runAsUser", os.getuid())
     if user != os.getuid():
@@ -124,8 +124,8 @@ def unfit(spec: JobSpec, uid: str, template: Pod) -> str:
 async def _hand_over(spec: JobSpec, why: str, keeper: Pod) -> int:
     """Have the keeper make the job's own master in this pod's place, and wait for that."""
     name = names.replica_name(str(spec.job_name), names.MASTER)
-    print(f"This pod, as the client made it, cannot lead the job: {why}.", flush=True)
-    print(f"The keeper starts another in its place: kubectl logs -f -n {spec.namespace} {name} follows it.", flush=True)
+    print(f"This pod, as the client made it, cannot run the job: {why}.", flush=True)
+    print(f"The keeper replaces it: kubectl logs -f -n {spec.namespace} {name} follows it.", flush=True)
     path, api = f"{folder('Pod', str(spec.namespace))}/{name}", KubernetesApi(credentials.find())
     try:
         note = {"metadata": {"annotations": {names.ANNOTATION_UNFIT: why}}}
@@ -135,12 +135,13 @@ async def _hand_over(spec: JobSpec, why: str, keeper: Pod) -> int:
             await asyncio.wait_for(_keep(api, spec, keeper), REPLACED_SECONDS)
     finally:
         await api.close()
-    print(f"Nobody did so within {REPLACED_SECONDS:g} s: kubectl describe pod {names.keeper_name(str(spec.job_name))}.")
+    describe = f"kubectl describe pod {names.keeper_name(str(spec.job_name))}"
+    print(f"The keeper did not replace it within {REPLACED_SECONDS:g} s: {describe}.")
     return in_cluster.ENDED_BY_SIGTERM  # which costs no attempt, once there is a keeper
 
 
 async def _keep(api: KubernetesApi, spec: JobSpec, keeper: Pod) -> None:
-    """Make the keeper again where it is lost, for ever: nobody else would."""
+    """Create the keeper again whenever it is lost, without end: no other process would."""
     namespace = str(spec.namespace)
     while True:
         with contextlib.suppress(ApiRefused, Unreachable):
