@@ -1,7 +1,7 @@
-"""A sum over all ranks that begins while its numbers are still being computed, in whatever order is fastest.
+"""A sum over all ranks, in any order of additions, that starts while its numbers are still being computed.
 
-The vector is cut into buckets. Each is handed in as soon as it is filled, and its all-reduce starts at once; all ranks
-hand them in in the same order. Each rank's flag travels behind its last bucket.
+The vector is cut into buckets. Each is all-reduced as soon as it is filled; all ranks fill them in the same order. Each
+rank sends its flag after its last bucket.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from elasticdl.collective.group import Group, PeerLink
 from elasticdl.collective.peer_sockets import FILLED, READ, READY
 from elasticdl.collective.shared import Shared
 
-BUCKET_FLOATS = 1 << 19  # at least: 2 MB, beside which what a message costs by itself is little
+BUCKET_FLOATS = 1 << 19  # at least: for 2 MB the cost of a message hardly matters
 
-WORD_FLOATS = 1 << 20  # that are filled before others hear of them
+SIGNAL_FLOATS = 1 << 20  # that are filled before the other members are told
 
-# A bucket, and when a GPU has filled it; this rank's flag at the end; nothing when all is given up.
+# A bucket, and the event of a GPU that has filled it; at the end this rank's flag, or None to abandon the sum.
 Given = tuple[slice, Any] | bool | None
 
 
 def cut(sizes: Sequence[int], least: int = BUCKET_FLOATS) -> list[range]:
-    """Buckets of tensors of these sizes, by number: the last tensors first, since a backward pass ends with the first.
+    """Buckets of tensors of these sizes, by number: the last tensors first, in the order of a backward pass.
 
-    A bucket's tensors follow each other in the vector; none but the last bucket has less than `least` floats.
+    A bucket's tensors are neighbours in the vector; only the last bucket may have fewer than `least` floats.
     """
     found, stop, floats = [], len(sizes), 0
     for number in reversed(range(len(sizes))):
@@ -42,36 +42,36 @@ def cut(sizes: Sequence[int], least: int = BUCKET_FLOATS) -> list[range]:
 
 
 class BucketSum:
-    """One sum, from the first bucket that is handed in to its end.
+    """One sum, from its first bucket to its end.
 
-    `vector` is to be filled bucket by bucket, and belongs to the sum. When the group is called off or breaks it is
-    abandoned: a peer may write to it yet. One that the members share is read by them, and the sum is another.
+    The caller fills `vector` bucket by bucket. When the group is aborted or breaks, it does not use the vector again: a
+    peer may still write to it. A shared vector is read by the other members, and the sum is a new tensor.
     """
 
     def __init__(self, group: Group, vector: torch.Tensor, buckets: Sequence[slice]) -> None:
-        """`buckets` cover the vector, in the order in which they will be handed in."""
+        """`buckets` cover the vector, in the order in which they are filled."""
         group.check()
         self._group, self._buckets, self._given = group, buckets, 0
         self.vector = self._summed = vector
         if group.alone:
             return
         shared = group.shared if group.shared is not None and vector is group.shared.mine else None
-        if vector.is_cuda and not group.on_devices:  # Gloo does not read a device's memory
+        if vector.is_cuda and not group.on_devices:  # Gloo does not read a GPU's memory
             self._summed = group.buffer("staged", vector.numel(), pinned=True)
         elif shared is not None:
             self._summed = torch.empty(vector.numel(), dtype=torch.float32)
         self._queue: SimpleQueue[Given] = SimpleQueue()
-        carrier = _Carrier(group, self._queue, self._summed, shared)
-        self._operation = group.begin(carrier.carry_out, give_up=lambda: carrier.queue.put(None))
+        sender = _Sender(group, self._queue, self._summed, shared)
+        self._operation = group.begin(sender.carry_out, give_up=lambda: sender.queue.put(None))
 
     @property
     def alone(self) -> bool:
-        """Nobody waits for this rank's buckets."""
+        """Whether no other rank waits for the buckets."""
         return self._group.alone
 
     @property
     def left(self) -> range:
-        """The buckets that were not handed in yet."""
+        """The buckets that are not filled yet."""
         return range(self._given, len(self._buckets))
 
     def give(self) -> None:
@@ -89,7 +89,7 @@ class BucketSum:
         self._queue.put((bucket, event))
 
     def finish(self, flag: bool) -> tuple[torch.Tensor, bool]:
-        """Hand in what is left, and wait: the sum, and whether any rank's flag was set."""
+        """All buckets are filled: wait for the sum, and whether any rank's flag was set."""
         if self.alone:
             self._group.check()
             return self.vector, flag
@@ -104,8 +104,8 @@ class BucketSum:
 
 
 @dataclass(frozen=True)
-class _Carrier:
-    """The courier's side of a sum: it starts what is handed in, until the flag says that this was all."""
+class _Sender:
+    """The communication thread's side of a sum: it starts each bucket in the queue, until the flag ends it."""
 
     group: Group
     queue: SimpleQueue[Given]
@@ -120,7 +120,7 @@ class _Carrier:
         stream = torch.cuda.Stream(self.vector.device)
         with torch.cuda.stream(stream):
             any_flag = self._carry_out(link)
-        # The step must not be committed before it is known that NCCL came to its end, and was not aborted.
+        # The step must not be committed before NCCL has finished, and was not aborted.
         stream.synchronize()
         link.check()
         return any_flag
@@ -128,9 +128,8 @@ class _Carrier:
     def _carry_out(self, link: PeerLink) -> bool:
         size = self.vector.numel()
         if size not in self.group.sizes_agreed:
-            Headers(self.group, link, size, False).wait()  # unequal sizes would be Gloo's end
+            Headers(self.group, link, size, False).wait()  # unequal sizes would crash Gloo
         works = []
-        # What is handed in last ends it, and so does whoever gives the group up.
         while isinstance(given := self.queue.get(), tuple):
             bucket, event = given
             if event is not None and self.vector.is_cuda:
@@ -149,8 +148,8 @@ class _Carrier:
 
     def _read_shared(self, shared: Shared) -> bool:
         sockets = shared.sockets
-        filled: list[slice] = []  # since the last word
-        coming: list[list[slice]] = []  # what was not added up yet, of each word
+        filled: list[slice] = []  # since the last signal
+        coming: list[list[slice]] = []  # not added up yet, by signal
 
         def add(buckets: list[slice]) -> None:
             for bucket in buckets:
@@ -158,12 +157,12 @@ class _Carrier:
 
         while isinstance(given := self.queue.get(), tuple):
             filled.append(given[0])
-            if sum(bucket.stop - bucket.start for bucket in filled) < WORD_FLOATS:
+            if sum(bucket.stop - bucket.start for bucket in filled) < SIGNAL_FLOATS:
                 continue
             sockets.send(FILLED)
             coming.append(filled)
             filled = []
-            if len(coming) > 1:  # the one before: the others have filled it by now, or are late anyway
+            if len(coming) > 1:  # the previous one: most likely all members have filled it by now
                 sockets.receive(FILLED)
                 add(coming.pop(0))
         if given is None:

@@ -1,11 +1,10 @@
-"""What the members of a world do together in a step: add up their contributions, and gather small things.
+"""The deterministic sum of a step over the members of a world, and gathering of small messages.
 
-The sum is cut into one slice per rank. Every rank sends the pieces of each slice to its owner, who finishes the tree
-there and sends the result to everybody. Pieces are small, and several are on the way while one is added up, so that
-adding costs next to nothing and memory stays in the cache. Each rank's flag travels ahead of its first piece.
+The sum is cut into one slice per rank. Every rank sends the pieces of each slice to its owner, which finishes the tree
+and sends the result to all others. Pieces are small, and several are in flight while one is added up, so that adding
+costs little and memory stays in the cache. Each rank sends its flag before its first piece.
 
-Members that share memory and bring one node each read each other's there, and everybody finishes the whole tree by
-itself.
+Members that share memory and have one node each read the other nodes there, and each finishes the whole tree.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from elasticdl.collective.tree import Node, halves, one_node_each, root, runs, s
 from elasticdl.errors import GroupBroken
 
 PIECE_FLOATS = 1 << 20  # measured: smaller costs messages, larger leaves nothing to overlap
-AHEAD = 4  # rounds of pieces on the way at once
-_SHARED_FLOATS = 1 << 16  # of a piece that is read from memory: three of them stay in the cache
+AHEAD = 4  # rounds of pieces in flight at once
+_SHARED_FLOATS = 1 << 16  # of a piece that is read from shared memory: three of them stay in the cache
 _LINE_FLOATS = 16  # slices start at a cache line
 
-# Tags of messages between two ranks. Those of rounds follow.
+# Tags of messages between two ranks.
 _HEADER, _LENGTH, _BYTES, _RECEIPT = 0, 1, 2, 3
 _FIRST_ROUND_TAG, _TAGS_PER_ROUND = 1024, 64
 _MOST_GATHERED_BYTES = 1 << 30
 
-Value = tuple[torch.Tensor, bool]  # and whether it may be overwritten
+Value = tuple[torch.Tensor, bool]  # a tensor, and whether it may be overwritten
 
 
 def tree_total(
@@ -40,40 +39,40 @@ def tree_total(
 ) -> tuple[torch.Tensor, bool]:
     """The sum over all virtual workers, the same bits for any world, and whether any rank's flag was set.
 
-    Of the first `means` numbers it is the mean. `nodes` are this rank's, and stay as they are. The sum is a tensor of
-    its own, or, for a world of one, what becomes of the node.
+    The first `means` numbers are means. `nodes` are this rank's, and are not changed; a world of one makes the sum in
+    place of its node, all others in a new tensor.
     """
     group.check()
     shares = [subtrees(*run, virtual) for run in runs(virtual, group.size)]
     if set(nodes) != set(shares[group.rank]):
-        raise ValueError(f"rank {group.rank} must bring {shares[group.rank]}, not {tuple(nodes)}")
+        raise ValueError(f"rank {group.rank} must have the nodes {shares[group.rank]}, not {tuple(nodes)}")
     if group.size == 1:
         total = nodes[root(virtual)]
         _divide(total, slice(0, len(total)), means, virtual)
         return total, flag
     device = next(iter(nodes.values())).device
     mine = nodes if device.type == "cpu" else _staged(group, nodes)
-    # A new one for each sum, since an optimizer may keep a part of it; made in the thread that keeps freed memory.
+    # A new tensor for each sum, since an optimizer may keep a part of it; made in the thread that keeps freed memory.
     first = next(iter(mine.values()))
     total = torch.empty(first.numel(), dtype=first.dtype)
     shared, here = group.shared, device.type == "cpu"
     means_here = means if here else 0
-    exchange: _Exchange | _Reading
+    exchange: _Exchange | _SharedExchange
     if shared is not None and here and one_node_each(virtual, group.size):
-        if first is not shared.mine:  # all that it is the sum of was there before this world was, or it is of one part
+        if first is not shared.mine:  # it was complete before this world was formed, or is a single part
             shared.mine.copy_(first)
-        exchange = _Reading(shared, [share[0] for share in shares], virtual, flag, means_here, total)
+        exchange = _SharedExchange(shared, [share[0] for share in shares], virtual, flag, means_here, total)
     else:
         exchange = _Exchange(group, mine, shares, virtual, flag, means_here, total)
     any_flag = group.run(exchange.carry_out)
-    if not here:  # divided as by one alone: a GPU may round in its own way
+    if not here:  # divided on the GPU, as in a world of one: its rounding may differ
         total = total.to(device)
         _divide(total, slice(0, len(total)), means, virtual)
     return total, any_flag
 
 
 def _staged(group: Group, nodes: Mapping[Node, torch.Tensor]) -> dict[Node, torch.Tensor]:
-    """Copies in main memory: Gloo does not read a device's."""
+    """Copies in main memory: Gloo does not read that of a GPU."""
     staged = {}
     for node, tensor in nodes.items():
         copy = group.buffer(f"node {node}", tensor.numel(), pinned=True)
@@ -84,11 +83,11 @@ def _staged(group: Group, nodes: Mapping[Node, torch.Tensor]) -> dict[Node, torc
 
 @dataclass(frozen=True)
 class _Exchange:
-    """One deterministic sum, seen from one rank."""
+    """One rank's side of a deterministic sum."""
 
     group: Group
     nodes: Mapping[Node, torch.Tensor]
-    shares: list[tuple[Node, ...]]  # whose nodes are whose, by rank
+    shares: list[tuple[Node, ...]]  # the nodes of each rank
     virtual: int
     flag: bool
     means: int
@@ -103,7 +102,7 @@ class _Exchange:
         return -(-self.size // (self.group.size * PIECE_FLOATS))
 
     def piece(self, rank: int, turn: int) -> slice:
-        """What the owner of a slice adds up in a round."""
+        """What the owner of a slice adds up in a round: `turn`."""
         start, stop = self._slice_start(rank), self._slice_start(rank + 1)
         step = -(-(stop - start) // self.rounds)
         return slice(min(start + turn * step, stop), min(start + (turn + 1) * step, stop))
@@ -118,9 +117,9 @@ class _Exchange:
         receipts = _Receipts(link, self.group.peers)
         headers = Headers(self.group, link, self.size, self.flag)
         if self.size not in self.group.sizes_agreed:
-            headers.wait()  # pieces of unequal sizes would be Gloo's end
+            headers.wait()  # pieces of unequal sizes would crash Gloo
         coming: list[list[tuple[Node, Transfer]]] = []
-        back: list[Transfer] = []  # totals of the others
+        back: list[Transfer] = []  # sums of the other slices
         going: list[Transfer] = []
         for turn in range(min(AHEAD, self.rounds)):
             coming.append(self._start(link, turn, total, back, going))
@@ -140,7 +139,7 @@ class _Exchange:
     def _start(
         self, link: PeerLink, turn: int, total: torch.Tensor, back: list[Transfer], going: list[Transfer]
     ) -> list[tuple[Node, Transfer]]:
-        """Begin a round: what comes in to be added up here."""
+        """Start a round; the pieces that this rank will add up."""
         mine = self.piece(self.group.rank, turn)
         places = self._places(turn, mine.stop - mine.start)
         tag = _FIRST_ROUND_TAG + turn * _TAGS_PER_ROUND
@@ -157,7 +156,7 @@ class _Exchange:
         return coming
 
     def _places(self, turn: int, length: int) -> Iterator[torch.Tensor]:
-        """Where a round's pieces arrive: a place is free again once its round is added up."""
+        """The buffers for a round's pieces, free again once the round is added up."""
         count = sum(len(self.shares[peer]) for peer in self.group.peers)
         longest = self.piece(self.group.rank, 0)
         width = longest.stop - longest.start
@@ -167,7 +166,7 @@ class _Exchange:
             yield space[start : start + length]
 
     def _finish(self, received: list[tuple[Node, torch.Tensor]], turn: int, result: torch.Tensor) -> None:
-        """Add up one piece of this rank's slice, from the nodes of all ranks to the root."""
+        """Add up one piece of this rank's slice, from the nodes of all ranks."""
         mine = self.piece(self.group.rank, turn)
         if mine.stop == mine.start:
             return
@@ -185,8 +184,8 @@ class _Exchange:
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """The same where everybody brings one node, and all can read them."""
+class _SharedExchange:
+    """The same where each member has one node, and all can read them."""
 
     shared: Shared
     nodes: list[Node]  # by rank
@@ -202,8 +201,8 @@ class _Reading:
         faults.point("worker.in_exchange")
         for start in range(0, size, _SHARED_FLOATS):
             piece = slice(start, min(start + _SHARED_FLOATS, size))
-            brought = zip(self.nodes, self.shared.places, strict=True)
-            _finish({node: (place.vector[piece], False) for node, place in brought}, self.virtual, self.total[piece])
+            pairs = zip(self.nodes, self.shared.places, strict=True)
+            _finish({node: (place.vector[piece], False) for node, place in pairs}, self.virtual, self.total[piece])
             _divide(self.total[piece], piece, self.means, self.virtual)
         self.shared.check()
         sockets.send(READ)
@@ -223,15 +222,15 @@ def _add(left: Value, right: Value) -> Value:
 
 
 def _divide(result: torch.Tensor, piece: slice, means: int, virtual: int) -> None:
-    """Make means of sums, as far as the piece is of those."""
+    """Turn sums into means, as far as the piece has any."""
     if virtual > 1 and piece.start < means:
         result[: means - piece.start] /= virtual
 
 
 class _Receipts:
-    """Everybody's word that it has all it needs.
+    """Confirmations between all ranks that they received all they need.
 
-    Gloo tells who waits for a message at once that the other side is gone, but not who waits for one to leave.
+    When a peer is gone, Gloo fails a wait to receive at once, but not a wait to send.
     """
 
     def __init__(self, link: PeerLink, peers: list[int]) -> None:
@@ -239,15 +238,15 @@ class _Receipts:
         self._coming = [link.receive(torch.empty(1, dtype=torch.uint8), peer, _RECEIPT) for peer in peers]
 
     def settle(self, going: list[Transfer]) -> None:
-        """This rank has all it needs; wait until what it has sent has arrived."""
-        word = torch.zeros(1, dtype=torch.uint8)
-        said = [self._link.send(word, peer, _RECEIPT) for peer in self._peers]
-        for transfer in (*self._coming, *going, *said):
+        """This rank received all it needs; wait until the others received what it sent."""
+        receipt = torch.zeros(1, dtype=torch.uint8)
+        sent = [self._link.send(receipt, peer, _RECEIPT) for peer in self._peers]
+        for transfer in (*self._coming, *going, *sent):
             transfer.wait()
 
 
 class Headers:
-    """How many floats everybody brings, and whether anybody's flag is set."""
+    """The number of floats and the flag of each member."""
 
     def __init__(self, group: Group, link: PeerLink, size: int, flag: bool) -> None:
         self._group, self._size, self._mine = group, size, flag
@@ -258,15 +257,15 @@ class Headers:
 
     def wait(self) -> bool:
         if self._flag is None:
-            brought = [(peer, *transfer.wait().tolist()) for peer, transfer in self._coming]
-            for transfer in self._going:  # so that the others can tell as well what does not match
+            received = [(peer, *transfer.wait().tolist()) for peer, transfer in self._coming]
+            for transfer in self._going:  # so that the others report a mismatch as well
                 transfer.wait()
             flags = [self._mine]
-            for peer, size, flag in brought:
+            for peer, size, flag in received:
                 if size != self._size:
                     member = self._group.members[peer]
-                    what = f"{member} brings {size} numbers to the sum, this worker {self._size}"
-                    raise GroupBroken(f"{what}: their models are not the same", [member])
+                    what = f"{member} adds {size} numbers to the sum, this worker {self._size}"
+                    raise GroupBroken(f"{what}: their models differ", [member])
                 flags.append(bool(flag))
             self._flag = any(flags)
             self._group.sizes_agreed.add(self._size)
@@ -274,7 +273,7 @@ class Headers:
 
 
 def gather_bytes(group: Group, mine: bytes) -> list[bytes]:
-    """What every rank brings, by rank."""
+    """The bytes of all members, by rank."""
     group.check()
     if group.size == 1:
         return [mine]

@@ -1,4 +1,4 @@
-"""What a worker's arithmetic depends on: where two differ, the same numbers may not give the same bits."""
+"""What a worker's arithmetic depends on: where two workers differ in it, their results may differ in some bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticdl import __version__
 
 
 def fingerprint(device: torch.device) -> str:
-    """Libraries, instructions or GPU, and threads, as people read them."""
+    """Library versions, CPU or GPU type, and number of threads."""
     parts = [f"elasticdl {__version__}", f"torch {torch.__version__}"]
     for name in ("keras", "jax", "tensorflow"):
         module = sys.modules.get(name)

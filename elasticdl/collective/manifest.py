@@ -1,4 +1,4 @@
-"""The manifest of an all-reduce checkpoint: which files it consists of, and where in the data it stands."""
+"""The manifest of an all-reduce checkpoint: its files, and its position in the data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StateManifest(TypedDict):
     strategy: Literal["allreduce"]
     cut: int
     version: int  # steps in the model
-    part: dict[str, Any]  # what the worker that wrote it says of its files
+    part: dict[str, Any]  # the worker's description of its files
     training_data: str  # fingerprint
     minibatch_size: int
     num_workers: int
@@ -33,9 +33,9 @@ class StateManifest(TypedDict):
 
 
 _MANIFEST = TypeAdapter(StateManifest)
-# What fixes which records belong to which step.
+# Which records belong to which step depends on these.
 FIXED = ("minibatch_size", "num_workers", "virtual_workers", "num_minibatches_per_task", "max_step", "seed", "shuffle")
-# Where the batch follows the workers, a checkpoint says how many records are trained: these fix which come next.
+# Where the batch follows the workers, the next records depend on these, and on the number of trained records.
 FOLLOWING = ("minibatch_size", "num_minibatches_per_task", "seed", "shuffle")
 
 
@@ -44,7 +44,7 @@ def read_state_manifest(directory: Path) -> StateManifest:
 
 
 def changed(manifest: StateManifest, spec: JobSpec) -> list[tuple[str, Any]]:
-    """Knobs that this job has another value of than the one that wrote the checkpoint, and that one's value."""
+    """The knobs in which this job differs from the one that wrote the checkpoint, with their values there."""
     then = {"batch_policy": "fixed", **manifest}
     if then["batch_policy"] != spec.batch_policy:
         return [("batch_policy", then["batch_policy"])]

@@ -1,8 +1,7 @@
-"""The store through which the members of one generation find each other: what one sets, the master passes on.
+"""The store through which the members of one generation find each other: the master relays what a member sets.
 
 Gloo keeps the addresses of its peers in a `torch.distributed.Store`. This one has no server and no socket of its own:
-it rides on the stream to the master, so it is as authenticated as that is, it outlives any member, and a wait in it
-can be ended from outside.
+it uses the stream to the master. So it is authenticated, it outlives any member, and a wait in it can be interrupted.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from elasticdl.errors import CalledOff, Unreachable
 class RelayedStore(Store):  # type: ignore[misc]  # torch has no types here
     """Keys of one generation. `deliver` and `interrupt` may be called from any thread."""
 
-    def __init__(self, generation: int, say: Callable[[str, bytes], None], timeout_seconds: float) -> None:
+    def __init__(self, generation: int, send: Callable[[str, bytes], None], timeout_seconds: float) -> None:
         super().__init__()
         self.generation = generation
-        self._say = say
+        self._send = send
         self._timeout_seconds = timeout_seconds
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
@@ -32,13 +31,13 @@ class RelayedStore(Store):  # type: ignore[misc]  # torch has no types here
         self._listeners: list[weakref.WeakMethod[Callable[[str], None]]] = []
 
     def deliver(self, key: str, value: bytes) -> None:
-        """A value that another member has set; the first one counts, since nobody's address changes on the way."""
+        """A value that another member has set. Only the first one counts: no address ever changes."""
         with self._changed:
             self._values.setdefault(key, bytes(value))
             self._changed.notify_all()
 
     def interrupt(self, reason: str) -> None:
-        """End every wait, now and later, and call off the group that is built on this store."""
+        """End every wait, now and later, and abort the group that uses this store."""
         with self._changed:
             if self._reason is not None:
                 return
@@ -51,14 +50,14 @@ class RelayedStore(Store):  # type: ignore[misc]  # torch has no types here
                 call(reason)
 
     def on_interrupt(self, method: Callable[[str], None]) -> None:
-        """A method that wants to hear of an interruption, as long as its object lives; at once, if there was one."""
+        """Call this method when the store is interrupted, as long as its object lives; now, if it was already."""
         with self._changed:
             self._listeners.append(weakref.WeakMethod(method))
             reason = self._reason
         if reason is not None:
             method(reason)
 
-    # What Gloo calls, from threads of its own choice: set, wait and get.
+    # Called by Gloo, from its own threads: set, wait and get.
 
     def set(self, key: str, value: str | bytes) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
@@ -67,7 +66,7 @@ class RelayedStore(Store):  # type: ignore[misc]  # torch has no types here
                 raise CalledOff(self._reason)
             self._values[key] = data
             self._changed.notify_all()
-        self._say(key, data)
+        self._send(key, data)
         faults.point("worker.building")
 
     def get(self, key: str) -> bytes:
@@ -83,7 +82,7 @@ class RelayedStore(Store):  # type: ignore[misc]  # torch has no types here
             if self._reason is not None:
                 raise CalledOff(self._reason)
             absent = ", ".join(key for key in keys if key not in self._values)
-            raise Unreachable(f"nobody has set {absent} in generation {self.generation} within {seconds:g} s")
+            raise Unreachable(f"no member set {absent} in generation {self.generation} within {seconds:g} s")
 
     def check(self, keys: Sequence[str]) -> bool:
         with self._changed:
@@ -92,7 +91,7 @@ class RelayedStore(Store):  # type: ignore[misc]  # torch has no types here
     def _has(self, keys: Sequence[str]) -> bool:
         return all(key in self._values for key in keys)
 
-    # The rest of what a store can do without a server; counters (`add`, `compare_set`) would need one.
+    # The rest of the interface, except counters (`add`, `compare_set`), which would need a server.
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         self.wait(keys)
@@ -127,4 +126,4 @@ class RelayedStore(Store):  # type: ignore[misc]  # torch has no types here
         raise NotImplementedError("a store without a server cannot compare and set")
 
     def delete_key(self, key: str) -> bool:
-        raise NotImplementedError("what was said to the other members cannot be taken back")
+        raise NotImplementedError("what was sent to the other members cannot be taken back")

@@ -1,4 +1,4 @@
-"""The contributions of one step, added up along the fixed tree as soon as two halves of a node are there."""
+"""The contributions of one step, added up along the fixed tree as soon as both halves of a node are there."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from elasticdl.collective.tree import Node, subtrees
 
 
 class Sums:
-    """What a worker knows of one step: for each node that it has completed, the sum of its leaves.
+    """A worker's sums of one step, by node.
 
-    Added in the order of the virtual workers, a run of n needs log n vectors, not n. When the run changes, what lies
-    inside the new one is kept and the rest let go: a sum cannot be taken apart again.
+    A run of n virtual workers needs log n vectors, not n. When the run changes, the sums inside the new one are kept;
+    all others are dropped, since a sum cannot be taken apart again.
     """
 
     def __init__(self, virtual: int) -> None:
@@ -19,14 +19,13 @@ class Sums:
         self._held: dict[Node, torch.Tensor] = {}
 
     def add(self, virtual: int, contribution: torch.Tensor, place: torch.Tensor | None = None) -> None:
-        """Take over what a virtual worker has computed: the tensor is added to in place, nothing else is ever.
-
-        But where a `place` is given, a sum of all that is here is put there, also in place of a part of it.
+        """Add the result of a virtual worker. Sums are made in place of `contribution`; only a sum of all that is here
+        goes to `place`, if one is given. `place` may hold a part of it.
         """
         if not 0 <= virtual < self.virtual:
             raise ValueError(f"there is no virtual worker {virtual} of {self.virtual}")
         if any(start <= virtual < start + size for start, size in self._held):
-            raise ValueError(f"the contribution of virtual worker {virtual} is there already")
+            raise ValueError(f"virtual worker {virtual} is there already")
         start, size = virtual, 1
         siblings: list[tuple[torch.Tensor, bool]] = []  # and whether they are left halves
         while size < self.virtual:
@@ -46,15 +45,15 @@ class Sums:
         self._held[start, size] = found
 
     def missing(self, start: int, stop: int) -> list[int]:
-        """Which virtual workers of a run have yet to be computed; what lies outside of the run is let go."""
+        """The virtual workers of a run that are not computed yet; sums outside of the run are dropped."""
         self._held = {node: value for node, value in self._held.items() if self._inside(node, start, stop)}
         there = {v for first, size in self._held for v in range(first, first + size)}
         return [v for v in range(start, stop) if v not in there]
 
     def nodes(self, start: int, stop: int) -> dict[Node, torch.Tensor]:
-        """The sums of a run's maximal nodes, from left to right, for reading: a late peer may read them too.
+        """The sums of a run's maximal nodes, from left to right. They must not be changed: a late peer may read them.
 
-        What is in a `place` is written to again: who reads it there asks for the generation afterwards.
+        Only a `place` is written to again: peers that read it check the generation afterwards.
         """
         wanted = subtrees(start, stop, self.virtual)
         if not all(node in self._held for node in wanted):

@@ -1,8 +1,8 @@
-"""A copy of the whole state from one member of a group to another: all of it and unharmed, or nothing.
+"""A copy of the whole state from one member of a group to another.
 
-A header in JSON says which tensors follow, then come their bytes in chunks, then a checksum over both. The receiver
-hands out tensors only once the checksum is right. It answers each chunk and the checksum with a receipt: Gloo tells
-who waits for a message at once that the other side is gone, but not who waits for one to leave.
+A JSON header describes the tensors; then follow their bytes in chunks, and a checksum over both. The receiver returns
+the tensors only if the checksum is right. It confirms each chunk and the checksum with a receipt: when a peer is gone,
+Gloo fails a wait to receive at once, but not a wait to send.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from elasticdl.errors import GroupBroken
 from elasticdl.frameworks.replica.state import DTYPES
 
 CHUNK_BYTES = 1 << 22
-AHEAD = 4  # chunks on the way at once
+AHEAD = 4  # chunks in flight at once
 _ALIGNMENT = 64
 _MOST_HEADER_BYTES = 1 << 28
 _FORMAT = 1
@@ -36,7 +36,7 @@ _NAMED = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 @dataclass(frozen=True)
 class _Entry:
-    """One tensor of the state and where its bytes lie."""
+    """One tensor of the state, and the position of its bytes."""
 
     name: str
     dtype: torch.dtype
@@ -51,9 +51,9 @@ class _Entry:
 def send_state(
     group: Group, to: int, state: Mapping[str, torch.Tensor], moved: Callable[[], None] = lambda: None
 ) -> int:
-    """Copy the state to a rank that waits in `receive_state`; how many bytes of tensors went over.
+    """Copy the state to a rank that is in `receive_state`; the number of bytes.
 
-    `moved` is called, by the courier, whenever some of it arrived.
+    `moved` is called, in the communication thread, whenever some of it arrived.
     """
     group.check()
     entries, size = _layout(state)
@@ -67,7 +67,7 @@ def send_state(
         receipts = deque(link.receive(_receipt(), to, _RECEIPT) for _ in _chunks(size))
         last = link.receive(_receipt(), to, _RECEIPT)
         checksum = _extended(0, text)
-        # A chunk's place is filled again only after Gloo has sent what was in it.
+        # A chunk's buffer is filled again only after Gloo has sent it.
         places = [torch.zeros(CHUNK_BYTES, dtype=torch.uint8) for _ in range(min(AHEAD, -(-size // CHUNK_BYTES)))]
         for number, length in enumerate(_chunks(size)):
             if number >= AHEAD:
@@ -89,7 +89,7 @@ def send_state(
 
 
 def receive_state(group: Group, source: int, moved: Callable[[], None] = lambda: None) -> dict[str, torch.Tensor]:
-    """The state of a rank that is in `send_state`, in main memory. `moved` is called, by the courier, as it comes."""
+    """The state of a rank that is in `send_state`, in main memory. `moved` is as in `send_state`."""
     group.check()
     return group.run(lambda link: _received(link, source, group.members[source], moved))
 
@@ -97,7 +97,7 @@ def receive_state(group: Group, source: int, moved: Callable[[], None] = lambda:
 def _received(link: PeerLink, source: int, member: str, moved: Callable[[], None]) -> dict[str, torch.Tensor]:
     length, size = link.receive(torch.empty(2, dtype=torch.int64), source, _PREAMBLE).wait().tolist()
     if not 0 < length <= _MOST_HEADER_BYTES or size < 0:
-        raise GroupBroken(f"{member} announces a state of {size} bytes with a header of {length}", [member])
+        raise GroupBroken(f"{member} announced a state of {size} bytes with a header of {length}", [member])
     text = link.receive(torch.empty(length, dtype=torch.uint8), source, _HEADER).wait()
     entries = _entries(text.numpy().tobytes(), size, member)
     data = torch.empty(size, dtype=torch.uint8)
@@ -133,7 +133,7 @@ def _layout(state: Mapping[str, torch.Tensor]) -> tuple[list[_Entry], int]:
     entries, start = [], 0
     for name, tensor in state.items():
         if tensor.dtype not in DTYPES:
-            raise ValueError(f"{name} is of {tensor.dtype}, which is not copied between workers")
+            raise ValueError(f"{name} is of {tensor.dtype}, which cannot be copied between workers")
         entry = _Entry(name, tensor.dtype, tuple(tensor.shape), start)
         entries.append(entry)
         start = _aligned(start + entry.bytes)
@@ -141,7 +141,7 @@ def _layout(state: Mapping[str, torch.Tensor]) -> tuple[list[_Entry], int]:
 
 
 def _entries(header: bytes, size: int, member: str) -> list[_Entry]:
-    """What a header describes; refused unless it fits the announced size exactly."""
+    """The tensors in a header, which must fit the announced size exactly."""
     try:
         described = json.loads(header)
         if described["format"] != _FORMAT:
@@ -154,14 +154,14 @@ def _entries(header: bytes, size: int, member: str) -> list[_Entry]:
             entries.append(entry)
             start = _aligned(start + entry.bytes)
         if start != size:
-            raise ValueError(f"tensors of {start} bytes are announced as {size}")
+            raise ValueError(f"its tensors have {start} bytes, not {size}")
     except (ValueError, KeyError, TypeError) as error:
-        raise GroupBroken(f"{member} describes its state in a way that is not understood: {error}", [member]) from error
+        raise GroupBroken(f"{member} sent an invalid description of its state: {error}", [member]) from error
     return entries
 
 
 def _pack(chunk: torch.Tensor, offset: int, entries: list[_Entry], state: Mapping[str, torch.Tensor]) -> None:
-    """Copy into a chunk what lies in it of the tensors."""
+    """Fill a chunk with the bytes of the tensors that belong into it."""
     stop = offset + chunk.numel()
     for entry in entries:
         first, last = max(entry.start, offset), min(entry.start + entry.bytes, stop)

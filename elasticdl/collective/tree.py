@@ -1,9 +1,9 @@
-"""The fixed binary tree over the virtual workers of a step, and how the workers alive share its leaves.
+"""The fixed binary tree over the virtual workers of a step, and how the workers share its leaves.
 
-The tree has as many leaves as the power of two that is not below the number of virtual workers; leaves beyond that
-number do not exist, and a node without a right half is its left half. A node is (start, size): an aligned power of
-two. Whoever holds all leaves of a node can add them up by itself; what it must send away is one vector for each
-maximal node of its run. So runs that follow the tree cost traffic nothing, and runs of even length cost time nothing.
+The number of virtual workers is rounded up to a power of two; leaves beyond it do not exist, and a node without a right
+half is its left half. A node is (start, size): an aligned power of two. A worker with all leaves of a node adds them up
+by itself, and sends one vector for each maximal node of its run. So runs that follow the tree cause the least traffic,
+and runs of even length take the least time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def root(virtual: int) -> Node:
 
 
 def halves(node: Node, virtual: int) -> tuple[Node, ...]:
-    """The one or two nodes that a node is the sum of; no leaf of the second may exist."""
+    """The one or two nodes that a node is the sum of: the leaves of the second may not exist."""
     start, half = node[0], node[1] // 2
     return ((start, half), (start + half, half)) if start + half < virtual else ((start, half),)
 
@@ -49,11 +49,11 @@ def subtrees(start: int, stop: int, virtual: int | None = None) -> tuple[Node, .
 
 
 def value(node: Node, virtual: int, held: Mapping[Node, T], add: Callable[[T, T], T]) -> T:
-    """The value of a node from those of nodes below it: always the same additions in the same order."""
+    """The value of a node from those below it: always the same additions in the same order."""
     if node in held:
         return held[node]
     if node[1] == 1:
-        raise ValueError(f"nothing covers virtual worker {node[0]} of {virtual}")
+        raise ValueError(f"no node covers virtual worker {node[0]} of {virtual}")
     parts = [value(half, virtual, held, add) for half in halves(node, virtual)]
     return parts[0] if len(parts) == 1 else add(*parts)
 
@@ -62,10 +62,10 @@ def value(node: Node, virtual: int, held: Mapping[Node, T], add: Callable[[T, T]
 def runs(virtual: int, world: int) -> tuple[Run, ...]:
     """Which virtual workers each rank computes: contiguous runs [start, stop), none empty.
 
-    No run is longer than half again the even length, nor made of more than two nodes; among such, the longest run is as
-    short as can be (the slowest worker sets the pace), and then the nodes are as few as can be (they are the traffic).
-    Worlds of a power of two get one node each, which is the traffic of a ring. Where that would make a run too long,
-    which takes a number of virtual workers a little above a power of two, they get at most two as well.
+    No run is longer than 1.5 times the even length, nor has more than two nodes. Among such, the longest run is as
+    short as possible (the slowest worker sets the pace), and then the nodes are as few as possible (they are the
+    traffic). In worlds of a power of two each gets one node, which is the traffic of a ring, unless that makes a run
+    too long: with a number of virtual workers a little above a power of two, they get at most two as well.
     """
     if not 1 <= world <= virtual:
         raise ValueError(f"{world} workers cannot share {virtual} virtual workers: there must be 1 to {virtual}")
@@ -76,16 +76,16 @@ def runs(virtual: int, world: int) -> tuple[Run, ...]:
             found = _least_traffic(virtual, world, longest, most)
             if found:
                 return found
-    raise AssertionError(f"no runs for {virtual} virtual workers over {world} workers")  # a test tries them all
+    raise AssertionError(f"no runs for {virtual} virtual workers over {world} workers")  # a test tries all
 
 
 def one_node_each(virtual: int, world: int) -> bool:
-    """Whether everybody's run is a node."""
+    """Whether every run is one node."""
     return all(len(subtrees(*run, virtual)) == 1 for run in runs(virtual, world))
 
 
 def _least_traffic(virtual: int, world: int, longest: int, most: int) -> tuple[Run, ...]:
-    """Runs of at most this length and number of nodes, with the fewest nodes in all; () where there are none."""
+    """Runs of at most this length and number of nodes, with the fewest nodes in total; () where there are none."""
     # For each rank and each stop that the ranks up to it can reach: the nodes they need, and where its run starts.
     reached: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
     for left in reversed(range(world)):
@@ -106,7 +106,7 @@ def _least_traffic(virtual: int, world: int, longest: int, most: int) -> tuple[R
 
 @cache
 def _stops(start: int, virtual: int, most: int) -> tuple[tuple[int, int], ...]:
-    """Where a run of so many nodes or fewer may stop if it starts here, and of how many it is then made."""
+    """Where a run of at most so many nodes may stop if it starts here, and the number of its nodes."""
     stops = {start}
     for _ in range(most):
         stops |= {min(stop + size, virtual) for stop in stops if stop < virtual for size in _sizes(stop, virtual)}

@@ -77,8 +77,8 @@ def test_workers_with_different_models_are_told_apart_by_name(relay: Relay) -> N
     relay.start("a", "b")
     first, second = relay.together(1, "a", "b")
     answers = [first.tell("total", virtual=4, size=10, step=1), second.tell("total", virtual=4, size=11, step=1)]
-    assert answers[0].wait().text == "b brings 11 numbers to the sum, this worker 10: their models are not the same"
-    assert answers[1].wait().text == "a brings 10 numbers to the sum, this worker 11: their models are not the same"
+    assert answers[0].wait().text == "b adds 11 numbers to the sum, this worker 10: their models differ"
+    assert answers[1].wait().text == "a adds 10 numbers to the sum, this worker 11: their models differ"
     assert [a.error for a in answers] == ["GroupBroken"] * 2
     assert [a.suspects for a in answers] == [("b",), ("a",)]
 
@@ -112,5 +112,5 @@ def test_a_sum_is_aborted_from_outside_whatever_blocks_the_communication_thread(
 
 
 def test_the_wrong_nodes_are_refused_before_anything_is_sent() -> None:
-    with pytest.raises(ValueError, match=r"rank 0 must bring \(\(0, 4\),\), not \(\(0, 2\), \(2, 2\)\)"):
+    with pytest.raises(ValueError, match=r"rank 0 must have the nodes \(\(0, 4\),\), not \(\(0, 2\), \(2, 2\)\)"):
         tree_total(alone(), {(0, 2): torch.ones(1), (2, 2): torch.ones(1)}, 4, False)

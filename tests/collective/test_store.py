@@ -53,7 +53,7 @@ def test_the_first_value_of_a_key_counts() -> None:
 
 def test_a_wait_past_its_deadline_names_the_key() -> None:
     store = silent(generation=7, timeout_seconds=0.05)
-    with pytest.raises(Unreachable, match=r"nobody has set b in generation 7 within 0\.05 s"):
+    with pytest.raises(Unreachable, match=r"no member set b in generation 7 within 0\.05 s"):
         store.deliver("a", b"")
         store.wait(["a", "b"])
     store.set_timeout(timedelta(seconds=9))

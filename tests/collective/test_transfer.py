@@ -96,9 +96,9 @@ def test_a_corrupted_copy_is_refused(relay: Relay) -> None:
 @pytest.mark.parametrize(
     ("header", "size", "says"),
     [
-        (GOOD, 128, "tensors of 64 bytes are announced as 128"),
+        (GOOD, 128, "its tensors have 64 bytes, not 128"),
         (b'{"format": 2, "tensors": []}', 0, "format 2"),
-        (b"not json", 64, "describes its state in a way that is not understood"),
+        (b"not json", 64, "sent an invalid description of its state"),
         (b'{"format": 1, "tensors": [["w", "float32", [-16]]]}', 64, "w has the shape"),
         (b'{"format": 1, "tensors": [["w", "qint8", [16]]]}', 64, "qint8"),
     ],
@@ -111,5 +111,5 @@ def test_a_header_that_does_not_fit_is_refused_before_memory_is_taken(
 
 
 def test_a_tensor_of_a_kind_that_cannot_be_copied_is_named() -> None:
-    with pytest.raises(ValueError, match=r"model/q is of torch\.bits8, which is not copied between workers"):
+    with pytest.raises(ValueError, match=r"model/q is of torch\.bits8, which cannot be copied between workers"):
         transfer._layout({"model/q": torch.empty(2, dtype=torch.bits8)})

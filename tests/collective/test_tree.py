@@ -107,5 +107,5 @@ def test_the_root_is_the_same_expression_whatever_nodes_it_is_made_of() -> None:
 
 
 def test_a_leaf_that_nobody_holds_is_named() -> None:
-    with pytest.raises(ValueError, match="nothing covers virtual worker 2 of 4"):
+    with pytest.raises(ValueError, match="no node covers virtual worker 2 of 4"):
         value((0, 4), 4, {(0, 2): 1, (3, 1): 1}, int.__add__)
