@@ -1,7 +1,7 @@
-"""The audit of an all-reduce job: a vector beside the model in which every record counts how often it was trained.
+"""The audit of an all-reduce job: a vector beside the model that counts how often each record was trained.
 
-It is moved by the same exchanges as the gradients, and copied and saved with the model, so that it shows what is really
-in the model and not what the counters say that decide about it.
+It is summed in the same exchanges as the gradients, and copied and saved with the model. So it shows what is in the
+model, independently of the counters that decide which records to train.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ NAMED = 5  # how many wrong records the message lists
 
 
 def verdict(witness: torch.Tensor, expected: int, set_aside: Sequence[int] = ()) -> str:
-    """A sentence when so many records are trained, each as often as any other; ModelError when not.
+    """A sentence if `expected` records are trained, each as often as any other; else ModelError.
 
-    Those set aside count as `expected`, and may be trained less often: by so much, and no more, the sum may be short.
+    Records that were set aside are among the expected ones, but may be trained less often.
     """
     aside = sorted(set(set_aside))
     times = witness.cpu().round().to(torch.int64)

@@ -1,8 +1,7 @@
-"""The step loop of elastic all-reduce: parts to compute, and what becomes of them, whoever comes and goes.
+"""The step loop of elastic all-reduce.
 
-A step is cut into parts, one for each virtual worker; the workers alive share them. A part is a pure function of what
-was committed, so that a change of the world loses nothing but the exchange in flight, and who computes a part does not
-matter to what it gives.
+A step is cut into parts, one for each virtual worker, which the workers share. The result of a part depends only on
+what was committed, not on the worker that computes it. So a change of the world loses only the exchange in flight.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from elasticdl.errors import CalledOff, DataError, ElasticDLError, GroupBroken, 
 log = logging.getLogger(__name__)
 
 WITNESS = "audit/witness"
-POSITION = "job/position"  # how many records are trained: in the state where the batch follows the workers
+POSITION = "job/position"  # the number of trained records: in the state where the batch follows the workers
 
 
 class Elastic:
@@ -64,20 +63,20 @@ class Elastic:
             control, terms.host, terms.plan.parts, self.state, self._load,
             torch.device("cpu") if terms.deterministic else model.device, shared, terms.deterministic,
         )  # fmt: skip
-        # Where a pass is compiled for its size, every world would have to compile anew.
+        # Parts are not combined where a framework compiles for their size: every world would have to compile again.
         most_records = 0 if terms.deterministic or model.values is None else terms.most_records
         self._pass_width = PassWidth(most_records, measured=model.device.type == "cpu")
-        self._trained = 0  # records, where the number of steps does not say it
+        self._trained = 0  # records, where that does not follow from the number of steps
         self._current: StepPart | None = None
-        self._virtuals: list[int] = []  # whose records are in it
+        self._virtuals: list[int] = []  # that it belongs to
         self._sizes: set[int] = set()  # of the parts computed so far
-        self._bad_records: set[int] = set()  # that this worker has met
+        self._bad_records: set[int] = set()  # that this worker left out
         self._evaluations = Evaluations(control, self._hooks, terms.plan.virtual, terms.evaluation_steps)
         self._saver = Saver(lambda cut, part, error: control.send(lambda s: s.saving.saved(cut, part, error)))
         self._committed_at = time.monotonic()
-        self._metrics = StepMetrics(terms.skip_nonfinite, self._tell, self._unfit)
+        self._metrics = StepMetrics(terms.skip_nonfinite, self._report, self._unfit)
 
-    # What it tells.
+    # Its progress.
 
     @property
     def committed_steps(self) -> int:
@@ -85,17 +84,17 @@ class Elastic:
 
     @property
     def records_trained(self) -> int:
-        """Each of them exactly once in its epoch, by all workers together."""
+        """By all workers together, each record exactly once per epoch."""
         return self._terms.plan.trained(self.committed_steps, self._trained)
 
     @property
     def skipped_steps(self) -> int:
-        """By this worker: their gradients were not finite."""
+        """By this worker, since a number in them was not finite."""
         return self._metrics.skipped_steps
 
     @property
     def world_size(self) -> int:
-        """How many workers train together at the moment; 0 between two worlds."""
+        """The number of workers that train together now; 0 between two worlds."""
         return len(self._worlds.current.members) if self._worlds.current is not None else 0
 
     @property
@@ -104,11 +103,11 @@ class Elastic:
 
     @property
     def finished(self) -> bool:
-        """Whether every step is committed; not so where this worker was told to go before."""
+        """Whether every step is committed; False if this worker has to leave before that."""
         return self._terms.plan.over(self.committed_steps, self.records_trained)
 
     def upcoming(self, count: int) -> list[steps.Part]:
-        """The parts that this worker computes next if nobody comes or goes, for reading them ahead."""
+        """The parts that this worker computes next if the world does not change, for reading them ahead."""
         world, plan = self._worlds.current, self._terms.plan
         if world is None:
             return []
@@ -135,14 +134,14 @@ class Elastic:
         return held | {WITNESS: self._witness} if self._terms.audit else held
 
     def save(self, directory: Path) -> None:
-        """Write the state to a folder that `restore` takes; between two parts, and at once."""
+        """Write the state to a folder that `restore` accepts. Call it between two parts."""
         generation, step = self._control.call(lambda s: s.world.state)
         state_files.write(directory, state_files.snapshot(self.state()), step, generation, self.records_trained)
 
     # The loop.
 
     def parts(self) -> Iterator[StepPart]:
-        """The parts this worker is to compute, until the job is over or the worker is told to go."""
+        """The parts for this worker to compute, until the job is over or the worker has to leave."""
         try:
             while True:
                 with self.reporting_errors():
@@ -160,31 +159,29 @@ class Elastic:
 
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:
-        """While inside, an error in the model or the data ends the job: no other worker would do better. It is said at
-        once, since an error that leaves the loop ends `parts`, and with it the stream to the master."""
+        """While inside, an error in the model or the data ends the job: it would occur on any other worker, too. The
+        worker reports it at once, since an error that leaves the loop ends the stream to the master."""
         try:
             yield
         except (ModelError, DataError) as error:
             self._unfit(str(error), error)
 
     def computing(self, part: StepPart) -> None:
-        """The part's records are there, and its computation begins: from here on, a worker that stands still for ten
-        steps is taken for hung; without it, after --hang_seconds.
-
-        A framework may compile for a size that it has not seen; nobody is to be taken for hung meanwhile.
-        """
+        """The part's records are there, and its computation begins. From now on the worker is considered stuck after
+        ten times the usual step, and not only after --hang_seconds."""
+        # A framework may compile for a new size, which has no usual time.
         self._control.doing("compute" if len(part) in self._sizes else "compile")
 
     def leave_out(self, bad: Mapping[int, str]) -> StepPart:
-        """Records of the present part that cannot be trained, with what is wrong: before it is computed. What is left.
+        """Drop records that cannot be trained from the current part, before it is computed; `bad` gives the reasons.
 
-        A record that is left out counts as one that moves nothing: what the others weigh in the step's mean does not
-        depend on it. The master sets it aside, or ends the job (--max_bad_records).
+        Dropped records count in the step's mean like records with zero gradients. The master sets them aside, or ends
+        the job (--max_bad_records).
         """
         part = self._current
         assert part is not None
         for number, error in bad.items():
-            if number not in self._bad_records:  # else it was met in another epoch
+            if number not in self._bad_records:  # else it was dropped in another epoch
                 self._set_aside(number, error, part.step)
         keep = ~np.isin(part.records, list(bad))
         self._sums.lessen(int(keep.sum()) / len(part))
@@ -196,14 +193,12 @@ class Elastic:
         self._bad_records.add(number)
         log.warning("Left %s out of step %d, since it cannot be trained: %s", name, step, error)
         self._control.send(lambda s: s.set_aside(number, name, error))
-        if len(self._bad_records) > self._terms.max_bad_records:  # known here already: nothing of it is committed
+        if len(self._bad_records) > self._terms.max_bad_records:  # the master will end the job: commit nothing more
             raise JobFailed(BadRecord(number, name, error).one_too_many(self._terms.max_bad_records))
 
     def step(self, loss: float | torch.Tensor | None) -> bool:
-        """Keep what the part gave. With the last part of this worker: reduce and commit; whether that happened.
-
-        Without a loss: nothing of the part could be trained.
-        """
+        """The current part is computed, or cannot be trained (None). With this worker's last part of a step, add up all
+        parts and commit the step; whether that happened."""
         if self._current is None:
             raise ElasticDLError("elastic.step(loss) takes one part of elastic.parts(), and there is none")
         part, self._current = self._current, None
@@ -211,7 +206,7 @@ class Elastic:
             self._model.abandon()
             self._sums.abandon(self._virtuals)
         else:
-            with self.reporting_errors():  # a pass that moved what must stand still
+            with self.reporting_errors():  # a forward pass may have changed what it must not
                 self._sums.add(self._virtuals, loss, part.records if self._terms.audit else None)
         self._pass_width.end()
         self._sizes.add(len(part))
@@ -221,7 +216,7 @@ class Elastic:
         return committed
 
     def _advance(self) -> StepPart | None:
-        """Do whatever comes before the next part; None when there is none."""
+        """Do everything that comes before the next part; None when there is none."""
         while True:
             due = self._evaluations.due(self.committed_steps, self.finished)
             idle = self.finished and not due
@@ -252,7 +247,7 @@ class Elastic:
                         self._exchange(world)
 
     def _part(self, world: World, missing: list[int]) -> StepPart:
-        """The first of those that are missing; with the last of them the exchange may begin."""
+        """The first of the missing ones; with the last one the exchange may begin."""
         step = self._step(world)
         self._virtuals = self._pass_width.together(step, missing)
         self._pass_width.begin()
@@ -265,11 +260,11 @@ class Elastic:
         return StepPart(step.number, part.virtual, part.epoch, part.start, part.stop, numbers, seed)
 
     def _step(self, world: World) -> steps.Step:
-        """The one that is under way."""
+        """The current one."""
         return self._terms.plan.step(self.committed_steps, self.records_trained, len(world.members))
 
     def _missing(self, world: World) -> list[int]:
-        """What this worker has yet to compute of the step; a part without records is zeros."""
+        """The virtual workers that this worker still has to compute; a part without records is zeros."""
         found, step = [], self._step(world)
         for virtual in self._sums.missing(*world.run):
             if step.part(virtual).records:
@@ -289,12 +284,12 @@ class Elastic:
         self._committed_at = time.monotonic()
 
     def _load(self, state: Mapping[str, torch.Tensor], step: int) -> None:
-        """Take over another worker's state, or a checkpoint's."""
+        """Take over the state of another worker or a checkpoint."""
         held, plan = dict(state), self._terms.plan
         position = held.pop(POSITION, None)
         if (position is None) == bool(plan.share):
-            what = "it is of a job whose batch " + ("does not follow" if plan.share else "follows") + " the workers"
-            raise DataError("the state", what, "Use the --batch_policy that it was made with.")
+            what = f"it is of a job with --batch_policy={'fixed' if plan.share else 'per_worker'}"
+            raise DataError("the state", what, "Use the same --batch_policy.")
         if self._terms.audit:
             self._witness.copy_(held.pop(WITNESS, torch.zeros_like(self._witness)))
         else:
@@ -305,7 +300,7 @@ class Elastic:
         self._control.call(lambda s: s.loaded(plan.trained(step, self._trained)))
 
     def _forget_step(self) -> None:
-        """What was computed on another state is of no use."""
+        """Results that were computed on another state are useless."""
         self._sums.forget(self._sums.virtual)
         self._evaluations.forget()
 
@@ -331,7 +326,8 @@ class Elastic:
         self._control.doing("apply")
         size = self._model.size
         if self._metrics.take(step.number, total[: size + 1], total[size]):
-            self._apply(total[:size], step)
+            with self.reporting_errors():
+                self._model.apply(total[:size], step.number, step.epoch, step.rate_scale)
         if self._terms.audit:
             self._witness += total[size + 1 :]
         self._forget_step()
@@ -342,26 +338,20 @@ class Elastic:
         self._committed_at = now
         if not self._metrics.late:
             assert self._metrics.loss is not None
-            self._tell(step.number + 1, self._metrics.loss)
+            self._report(step.number + 1, self._metrics.loss)
         elif self.finished:
             self._metrics.settle()
 
-    def _tell(self, steps: int, loss: float) -> None:
+    def _report(self, steps: int, loss: float) -> None:
         self._control.doing("program")
         self._hooks.committed(steps, loss)
         self._control.doing("apply")
-
-    def _apply(self, mean: torch.Tensor, step: steps.Step) -> None:
-        try:
-            self._model.apply(mean, step.number, step.epoch, step.rate_scale)
-        except ModelError as error:
-            self._unfit(str(error), error)
 
     def _unfit(self, reason: str, cause: Exception | None = None) -> None:
         self._control.send(lambda s: s.unfit(reason))
         raise JobFailed(reason) from cause
 
-    # Everything else.
+    # Evaluations, checkpoints and the export.
 
     def _evaluate(self, world: World) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Evaluation while a job trains: what its workers measure together, also by a function of the user's own."""
+"""Evaluation during training: the workers of a world share it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from elasticdl.api.world import World
 from elasticdl.collective.control import SharedSession
 from elasticdl.frameworks.determinism import random_state_kept
 
-BATCH = 256  # records that the function is given at a time
+BATCH = 256  # records of one call of the user's function
 
 
 class RecordEvaluation:
-    """The validation data in as many parts as there are virtual workers, whoever computes them.
-
-    Means over records add up to the mean over all of them.
-    """
+    """By a user's function of record numbers that gives mean metrics: each virtual worker has a part of the records."""
 
     def __init__(
         self, evaluate: Callable[[npt.NDArray[np.int64]], Mapping[str, float]], records: int, virtual: int
@@ -51,9 +48,9 @@ class RecordEvaluation:
 
 
 class Evaluations:
-    """Those of a worker and its peers: which versions are evaluated, and the one that is under way.
+    """Which versions are evaluated, and the evaluation that is running.
 
-    Each member measures its share of the parts; interrupted by a change of the world, what it has measured is kept.
+    Each member measures its share of the parts. When the world changes, it keeps what it measured.
     """
 
     def __init__(self, control: SharedSession, hooks: Hooks, parts: int, every: int) -> None:
@@ -66,26 +63,26 @@ class Evaluations:
         return self._hooks.evaluation is not None and due and version not in self._done
 
     def entered(self, world: World) -> None:
-        """A world stands: its members told each other what they know, and the master what it lacks."""
+        """A world was formed: its members exchanged what they know."""
         self._done = set(world.evaluated)
 
     def forget(self) -> None:
-        """The model is another one: what was measured is of no use."""
+        """The model has changed."""
         self._measured.clear()
 
     def evaluate(self, world: World, version: int) -> None:
-        """Together with the other members; CalledOff and GroupBroken end it."""
+        """Together with the other members. Raises CalledOff or GroupBroken."""
         evaluation = self._hooks.evaluation
         assert evaluation is not None
         mine = range(*world.share(self._parts))
         for part in mine:
             if part not in self._measured:
-                self._measured[part] = evaluation.part(part, self._going_on)
+                self._measured[part] = evaluation.part(part, self._proceed)
         self._control.doing("exchange")
         with self._control.interruptible(world.group.abort):
             gathered = world.gather(_pack([self._measured[part] for part in mine]))
         self._control.doing("evaluate")
-        parts = [part for packed in gathered for part in _unpack(packed)]  # shares go up with the ranks
+        parts = [part for packed in gathered for part in _unpack(packed)]  # the shares are in the order of the ranks
         metrics = dict(evaluation.merged(parts))
         self._done.add(version)
         self.forget()
@@ -93,8 +90,8 @@ class Evaluations:
         self._control.doing("program")
         self._hooks.evaluated(version, metrics)
 
-    def _going_on(self) -> None:
-        """Between two batches of a part, which may be large: it moves, and is not in vain."""
+    def _proceed(self) -> None:
+        """Between two batches of a part: report progress, and stop if it is called off."""
         self._control.check()
         self._control.doing("evaluate")
 

@@ -1,4 +1,4 @@
-"""How a program of the user's own becomes a worker of a job: `join()`, and the elastic loop over its model."""
+"""How a user's program becomes a worker of a job: `join()`, and the elastic loop over its model."""
 
 from __future__ import annotations
 
@@ -46,10 +46,9 @@ LOCAL_HOST = "127.0.0.1"
 
 
 def join(**knobs: Any) -> JoinedJob:
-    """Become a worker of the job that started this process, or, started by hand, a job of one worker.
+    """Become a worker of the job that started this process, or, without one, a job of one worker.
 
-    Knobs such as `minibatch_size=32` describe the job where there is no master; where there is one, the job has its
-    description already, and `elasticdl train` is where to change it.
+    Knobs such as `minibatch_size=32` describe the job only where there is no master; else `elasticdl train` does.
     """
     file, replica = os.environ.get(names.ENV_JOB_FILE), os.environ.get(names.ENV_REPLICA)
     if not file or not replica:
@@ -62,11 +61,11 @@ def join(**knobs: Any) -> JoinedJob:
 
 
 class JoinedJob:
-    """This process's part in a job."""
+    """The job that this process is a worker of."""
 
     def __init__(self, spec: JobSpec, replica: str, datasets: Mapping[str, str]) -> None:
         self.spec, self.replica, self._datasets = spec, replica, datasets
-        faulthandler.register(signal.SIGUSR1, all_threads=True)  # where does it hang?
+        faulthandler.register(signal.SIGUSR1, all_threads=True)  # prints stack traces
 
     @property
     def alone(self) -> bool:
@@ -89,19 +88,19 @@ class JoinedJob:
         restore: str | Path | None = None,
         bucket_floats: int = BUCKET_FLOATS,
     ) -> Elastic:
-        """The step loop over a model. All workers that come later get model, optimizer, scheduler and `state`.
+        """The step loop over a model. Workers that join later receive model, optimizer, scheduler and `state`.
 
-        `records` is the size of the data set, where the job was not told of it by --training_data. `before_update` runs
-        with the mean gradients in place. `evaluate` gives mean metrics over some validation records. `export` writes
-        the trained model to an empty folder, whose files and folders are moved to --output when all are written; by
-        default its weights are written as safetensors. `committed` hears of every step and its loss, `evaluated` of
-        every evaluation. `restore` is a checkpoint to start from, where there is no master to choose one. Without
-        determinism, gradients leave during the backward pass, at least `bucket_floats` of them at a time.
+        `records` is the size of the data set, where --training_data does not give it. `before_update` runs with the
+        mean gradients in place. `evaluate` gives mean metrics over some validation records. `export` writes the trained
+        model to an empty folder, whose content is moved to --output when it is complete; by default the weights are
+        written as safetensors. `committed` is called with every step and its loss, `evaluated` with every evaluation.
+        `restore` is a checkpoint to start from where there is no master. Without determinism, gradients are sent during
+        the backward pass, at least `bucket_floats` of them at a time.
         """
         if evaluate is None and not self.alone and "evaluation" in self._datasets:
             flag = "validation_data" if self.spec.validation_data else "validation_records"
-            what = "the job is to be evaluated, and its program does not say how"
-            remedy = f"Give a function from record numbers to metrics, elastic(…, evaluate=…), or no --{flag}."
+            what = "the job has validation data, but its program cannot evaluate"
+            remedy = f"Pass a function from record numbers to metrics, elastic(…, evaluate=…), or drop --{flag}."
             raise UsageError([Problem(flag, str(getattr(self.spec, flag)), what, remedy)])
         if self.spec.deterministic:
             use_deterministic_algorithms()
@@ -141,8 +140,8 @@ class JoinedJob:
             return given
         if mode in self._datasets:
             return Dataset.from_json(self._datasets[mode]).records
-        remedy = f"Give the number of records: elastic(…, {name}=60000)."
-        raise UsageError([Problem(name, "", "the job was not told how many records there are", remedy)])
+        remedy = f"Pass the number of records: elastic(…, {name}=60000)."
+        raise UsageError([Problem(name, "", "the number of records is unknown", remedy)])
 
     def _numbers(self, records: int) -> Callable[[int, int, int], npt.NDArray[np.int64]]:
         described = self._datasets.get("training")
@@ -151,29 +150,28 @@ class JoinedJob:
 
 
 class OwnLoop(Elastic):
-    """The loop of a program that is not ours, and need not know what a lost master means: the program goes as if it had
-    been told to, and nobody counts that as a crash of its."""
+    """The loop of a user's program. When the master is lost, the program exits as after SIGTERM, which is no crash."""
 
     def parts(self) -> Iterator[StepPart]:
         try:
             yield from super().parts()
         except Unreachable as error:
-            _go(error)
+            _exit(error)
 
     def step(self, loss: float | torch.Tensor | None) -> bool:
         try:
             return super().step(loss)
         except Unreachable as error:
-            _go(error)
+            _exit(error)
 
 
-def _go(error: Unreachable) -> NoReturn:
+def _exit(error: Unreachable) -> NoReturn:
     log.error("%s", error)
     raise SystemExit(128 + signal.SIGTERM) from error
 
 
 def connect(spec: JobSpec, replica: str, device: torch.device) -> WorldControl:
-    """The stream to the master of this job; SIGTERM means to leave at the end of a step."""
+    """The stream to the master of this job. On SIGTERM the worker leaves after the step."""
     session = WorldSession(replica, uuid.uuid4().hex, spec.master_grace_seconds, fingerprint(device))
     certificate = os.environ.get(names.ENV_TLS_CERT)
     control = WorldControl(
@@ -205,7 +203,7 @@ def loop_terms(spec: JobSpec, plan: StepPlan) -> LoopTerms:
 
 
 def numbering(spec: JobSpec, dataset: Dataset) -> Callable[[int, int, int], npt.NDArray[np.int64]]:
-    """Which records stand at positions of an epoch."""
+    """The records at positions [start, stop) of an epoch."""
     kept: dict[int, EpochOrder] = {}
 
     def numbers(epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:

@@ -1,7 +1,7 @@
-"""State dictionaries of torch objects as tensors by name, and back: what travels to newcomers and into checkpoints.
+"""State dictionaries of torch objects as tensors by name, and back: the form for new workers and checkpoints.
 
-Tensors keep their identity; everything else of a state dictionary (numbers, texts, lists) becomes one more tensor,
-which holds JSON. No pickle: what JSON cannot say is refused by name.
+Tensors keep their identity; all else of a state dictionary (numbers, strings, lists) becomes JSON in one more tensor.
+There is no pickle: an object that JSON cannot represent is refused by name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-REST = "json"  # the name of the tensor that holds what is no tensor
+REST = "json"  # the name of the tensor that holds everything else
 
 Tensors = dict[str, torch.Tensor]
 
@@ -26,7 +26,7 @@ def flatten(prefix: str, value: Any) -> Tensors:
 
 
 def unflatten(prefix: str, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """What `flatten` was given."""
+    """The value that `flatten` was called with."""
     rest = bytes(tensors[f"{prefix}/{REST}"].cpu().numpy())
     return _decode(json.loads(rest), tensors)
 
@@ -49,7 +49,7 @@ def _encode(value: Any, path: str, found: Tensors) -> Any:
 def _key(key: Any, path: str) -> Any:
     if key is None or isinstance(key, (bool, int, str)):
         return key
-    raise TypeError(f"{path} has {key!r} as a key, which cannot be sent to other workers: use texts and whole numbers")
+    raise TypeError(f"{path} has {key!r} as a key, which cannot be sent to other workers: use strings and integers")
 
 
 def _decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

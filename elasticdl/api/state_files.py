@@ -1,8 +1,7 @@
-"""The state of an all-reduce job on disk: safetensors files that plain torch reads, checked when they are read.
+"""The state of an all-reduce job on disk: safetensors files with checksums, which plain torch can read.
 
-`model.safetensors` holds the model under its own names; `optimizer.safetensors` and others hold the rest, each group of
-names in a file of its own. `state.json` says what belongs together. A file is complete or invisible, and the checkpoint
-is the master's to publish.
+`model.safetensors` holds the model under its own names; `optimizer.safetensors` and others hold the rest, one file for
+each group of names. `state.json` lists the files. A file is complete or invisible; the master publishes the checkpoint.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass
 class Snapshot:
-    """A state as it was at one moment. What lay on a GPU is copied there, which takes a moment, and fetched later."""
+    """A state at one moment. Tensors on a GPU are copied there, which is fast, and fetched later."""
 
     tensors: dict[str, torch.Tensor]
     taken: torch.cuda.Event | None = None
 
     def fetched(self) -> dict[str, torch.Tensor]:
-        """The copies in this process's memory; beside whatever the GPU computes meanwhile."""
+        """The copies in main memory. The GPU goes on computing meanwhile."""
         if self.taken is None:
             return self.tensors
         stream = torch.cuda.Stream()
@@ -53,7 +52,7 @@ class Snapshot:
 
 
 def snapshot(state: Tensors) -> Snapshot:
-    """Copies that no later step touches."""
+    """Copies that no later step changes."""
     on_gpu = [t for t in state.values() if t.is_cuda]
     needed = sum(t.numel() * t.element_size() for t in on_gpu)
     if on_gpu and needed < 0.9 * _free_bytes(on_gpu[0].device):
@@ -70,7 +69,7 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def write(directory: Path, taken: Snapshot, step: int, generation: int, records: int = 0) -> dict[str, Any]:
-    """Write what `snapshot` took; what the manifest says of it. `records` are those that its steps trained."""
+    """Write a snapshot; its part of the manifest. `records` is the number of records that its steps trained."""
     directory.mkdir(parents=True, exist_ok=True)
     groups: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in taken.fetched().items():
@@ -86,10 +85,10 @@ def write(directory: Path, taken: Snapshot, step: int, generation: int, records:
 
 
 def read(directory: Path, step: int | None = None) -> tuple[dict[str, torch.Tensor], int]:
-    """The state in a checkpoint, and its step; DataError where it is not whole or of another step."""
+    """The state in a checkpoint, and its step; DataError where it is damaged or of another step."""
     files, found = _described(directory)
     if step is not None and found != step:
-        raise DataError(str(directory), f"it holds step {found}, not {step}", REMEDY)
+        raise DataError(str(directory), f"its step is {found}, not {step}", REMEDY)
     verify(directory, files)
     state: dict[str, torch.Tensor] = {}
     for file in files:
@@ -102,7 +101,7 @@ def read(directory: Path, step: int | None = None) -> tuple[dict[str, torch.Tens
 
 
 def step_of(directory: Path) -> int:
-    """How many steps are in a checkpoint."""
+    """The number of steps in a checkpoint."""
     return _described(directory)[1]
 
 
@@ -117,18 +116,18 @@ def _described(directory: Path) -> tuple[list[File], int]:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(str(path), f"it cannot be read ({type(error).__name__}: {error})", REMEDY) from error
     if form != FORMAT:
-        raise DataError(str(path), f"it is of another format ({form})", REMEDY)
+        raise DataError(str(path), f"it has an unknown format ({form})", REMEDY)
     return files, step
 
 
 def _write(path: Path, tensors: Tensors) -> File:
-    """safetensors, written by hand in pieces: the library holds the interpreter's lock, and training waits for it."""
+    """Write safetensors in pieces: the library would hold the interpreter's lock, and training would wait for it."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, Any] = {}
     end = 0
     for name, tensor in ordered:
         if tensor.dtype not in DTYPES:
-            raise DataError(str(path), f"{name} is {tensor.dtype}, which files do not hold", "Keep it as another type.")
+            raise DataError(str(path), f"{name} is {tensor.dtype}, which files cannot hold", "Use another type.")
         start, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()

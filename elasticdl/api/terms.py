@@ -1,4 +1,4 @@
-"""What the step loop is given, and what it gives out: the job's terms, the model, a part."""
+"""The inputs and outputs of the step loop: the job's terms, the model, a part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elasticdl.frameworks.replica.tensors import Values
 
 
 class Model(Protocol):
-    """What is trained: every worker holds all of it. `size` floats make a contribution, `room` more follow them."""
+    """What is trained; every worker has all of it. A contribution has `size` floats, and `room` more behind them."""
 
     size: int
     room: int
@@ -25,22 +25,22 @@ class Model(Protocol):
 
     @property
     def values(self) -> Values | None:
-        """Tensors whose gradients can be watched, where torch makes them."""
+        """The tensors, where torch makes their gradients."""
 
     def begin(self, seed: int) -> None:
-        """A part is about to be computed."""
+        """The computation of a part begins."""
 
     def contribute(self, weight: float) -> torch.Tensor:
-        """What the part gave, means over its records, times `weight`, and room; go back to what was committed."""
+        """The result of the part: means over its records times `weight`. Go back to what was committed."""
 
     def abandon(self) -> None:
-        """The part gives nothing; go back to what was committed."""
+        """The part has no result. Go back to what was committed."""
 
     def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float) -> None:
-        """Commit a step with the means over all its records, the learning rate multiplied by `rate_scale`."""
+        """Commit a step with the means over all its records, and the learning rate times `rate_scale`."""
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """Everything a newcomer needs, by name."""
+        """Everything that a new worker needs, by name."""
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None: ...
 
@@ -49,17 +49,17 @@ class Evaluation(Protocol):
     """Metrics over fixed parts of the validation data, one for each virtual worker."""
 
     def part(self, virtual: int, check: Callable[[], None]) -> bytes:
-        """The metrics of one part, in a form that can be merged; `check` raises when it is in vain."""
+        """The metrics of one part, in a form that can be merged; `check` raises when it is called off."""
 
     def merged(self, parts: Sequence[bytes]) -> Mapping[str, float]: ...
 
 
 @dataclass(frozen=True)
 class StepPart:
-    """What one virtual worker computes in one step; without determinism, what some neighbours do."""
+    """What one virtual worker computes in one step, or, without determinism, several neighbours."""
 
     step: int
-    virtual: int  # the first of them
+    virtual: int  # the first one
     epoch: int
     start: int  # positions of the epoch's order
     stop: int
@@ -72,7 +72,7 @@ class StepPart:
 
 @dataclass(frozen=True)
 class LoopTerms:
-    """What the job is about, fixed at submission."""
+    """Knobs of the job that the loop needs."""
 
     plan: StepPlan
     seed: int = 0
@@ -82,16 +82,16 @@ class LoopTerms:
     skip_nonfinite: bool = False
     max_bad_records: int = 0
     host: str = "127.0.0.1"
-    most_records: int = 0  # of a pass over several parts, where determinism does not ask for one pass each
-    bucket_floats: int = BUCKET_FLOATS  # of what leaves during a backward pass
+    most_records: int = 0  # of a pass over several parts, without determinism
+    bucket_floats: int = BUCKET_FLOATS  # that are sent at a time during a backward pass
 
 
 @dataclass
 class Hooks:
-    """What the owner of the loop adds."""
+    """Callbacks of the loop's owner."""
 
     committed: Callable[[int, float], None] = lambda step, loss: None  # steps in the model, mean loss of the last
-    export: Callable[[Path], None] | None = None  # to a folder of its own; what is in it is published afterwards
+    export: Callable[[Path], None] | None = None  # to a new folder, which is published afterwards
     evaluation: Evaluation | None = None
     evaluated: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
-    name_of: Callable[[int], str] = lambda number: f"record {number}"  # as a person finds it
+    name_of: Callable[[int], str] = lambda number: f"record {number}"  # its name for people

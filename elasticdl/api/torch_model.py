@@ -1,7 +1,7 @@
-"""A user's own torch model and optimizer as something that many workers train as one.
+"""A user's torch model and optimizer in the form that the elastic loop trains.
 
-Each part of a step starts from what was committed: parameters, buffers, and random numbers drawn from the part's seed.
-What it leaves behind (gradients, and moves of buffers such as batch-norm statistics) is taken out as one flat vector.
+Each part of a step starts from what was committed: parameters, buffers, and random numbers from the part's seed. Its
+result (gradients, and changes of buffers such as batch-norm statistics) is taken out as one flat vector.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ class TorchModel:
         before_update: Callable[[], Any] | None = None,
         more: Mapping[str, Stateful | torch.Tensor] | None = None,
     ) -> None:
-        """`scheduler` moves once a step. `before_update` runs with the mean gradients in place, for clipping them.
-        `more` is state of the user's own, by name: newcomers receive it, checkpoints hold it."""
+        """`scheduler` makes one step for each step of the optimizer. `before_update` runs with the mean gradients in
+        place, to clip them. `more` is other state of the user, by name: new workers receive it, checkpoints hold it."""
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
         self._before_update, self._more = before_update, dict(more or {})
         if not any(p.requires_grad for p in model.parameters()):
-            raise UsageError([Problem("model", "", "no parameter of it is trained", "Let some require gradients.")])
+            what = "none of its parameters requires gradients"
+            raise UsageError([Problem("model", "", what, "Set requires_grad on some.")])
         self.values, _ = values_of(type(model).__name__, model)
-        # What cannot travel is said now, not when the first newcomer comes.
+        # Refuse what cannot be sent now, not when the first new worker needs it.
         refuse_unknown(type(model).__name__, self.state())
         self._part = ExitStack()
         self.device = self.values.device

@@ -1,7 +1,7 @@
-"""What a worker has of one step where the order of additions is fixed (--deterministic=true).
+"""A worker's share of a step where the order of additions is fixed (--deterministic=true).
 
-The contributions of its parts are added up along the one tree over all parts of the step, as far as the worker holds
-whole subtrees. What has been added up inside a subtree stays of use when the worker's share of the parts changes.
+The contributions of its parts are added up along the tree over all parts of the step, as far as the worker has whole
+subtrees. The sum of a subtree can still be used when the worker's share of the parts changes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from elasticdl.collective.sums import Sums
 
 
 class TreeSums:
-    """Vectors [gradients | moves of buffers | loss | more]; their sum over all parts, but for `more`, gives means."""
+    """Vectors [gradients | changes of buffers | loss | more]. Their sums over all parts are means, except `more`."""
 
     def __init__(self, model: Model, more: int) -> None:
         self._model, self._more = model, more
         model.room = 1 + more
         self._weight = 1.0  # of the current part
         self._last = False
-        self._place: torch.Tensor | None = None  # that others read: where the sum of all parts is made
+        self._place: torch.Tensor | None = None  # shared with other members: where the sum of this worker's parts goes
         self.forget(1)
 
     @property
@@ -34,11 +34,11 @@ class TreeSums:
         return self._sums.virtual
 
     def forget(self, virtual: int) -> None:
-        """A new step, cut into so many parts."""
+        """Start a new step, cut into so many parts."""
         self._sums = Sums(virtual)
 
     def missing(self, start: int, stop: int) -> list[int]:
-        """Which virtual workers of a run have yet to be computed."""
+        """The virtual workers of a run that are not computed yet."""
         return self._sums.missing(start, stop)
 
     @property
@@ -46,17 +46,17 @@ class TreeSums:
         return self._model.size + 1 + self._more
 
     def begin(self, weight: float, group: Group, last: bool) -> None:
-        """A part is about to be computed."""
+        """The computation of a part begins."""
         self._weight = weight
         self._place = group.shared.mine if group.shared is not None else self._place
         self._last = last and group.shared is not None
 
     def lessen(self, factor: float) -> None:
-        """The part that is about to be computed counts less than was said."""
+        """Reduce the weight of the current part, before it is computed."""
         self._weight *= factor
 
     def add(self, virtuals: Sequence[int], loss: float | torch.Tensor, records: npt.NDArray[np.int64] | None) -> None:
-        """Keep what the part gave; `records` are those to be marked as trained, where that is counted."""
+        """Add the result of the part. The audit counts `records` as trained."""
         size, vector = self._model.size, self._model.contribute(self._weight)
         vector[size] = (loss.detach() if isinstance(loss, torch.Tensor) else loss) * self._weight
         if records is not None:
@@ -66,20 +66,20 @@ class TreeSums:
         self._sums.add(virtual, vector, self._place if self._last else None)
 
     def abandon(self, virtuals: Sequence[int]) -> None:
-        """The part that was begun gives nothing."""
+        """The current part has no result."""
         for virtual in virtuals:
             self.skip(virtual)
 
     def skip(self, virtual: int) -> None:
-        """A part without records is zeros."""
+        """A part without a result is zeros."""
         self._sums.add(virtual, torch.zeros(self.size, dtype=torch.float32, device=self._model.device))
 
     def total(self, group: Group, run: tuple[int, int], flag: bool) -> tuple[torch.Tensor, bool]:
         """The sum over all parts, and whether any worker's flag was set."""
         nodes = self._sums.nodes(*run)
-        if group.alone:  # the sum will be the node; an optimizer may keep a part of it
+        if group.alone:  # the node becomes the sum, and an optimizer may keep a part of that
             nodes = {n: torch.clone(nodes[n]) if nodes[n] is self._place else nodes[n] for n in nodes}
         return tree_total(group, nodes, self.virtual, flag, self._model.size + 1)
 
     def close(self) -> None:
-        """Nothing is left to be let go."""
+        """There is nothing to release."""

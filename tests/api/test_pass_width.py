@@ -56,7 +56,7 @@ def test_the_fastest_way_is_found_and_kept_until_the_world_changes(
         assert {pass_through(passes, clock, (4, 8), 0, seconds) for _ in range(9)} == {best}
         assert len(caplog.messages) == world
     name = {1: "one pass", 2: "2 passes", 4: "4 passes"}[best]
-    told = f"computes its 4 parts of a step in {name}: {1e3 * seconds[4]:.1f} ms in one pass, "
+    told = f"Computing the 4 parts of a step in {name} (measured: {1e3 * seconds[4]:.1f} ms in one pass, "
     assert told in caplog.messages[0]
 
 

@@ -115,7 +115,7 @@ def test_mean_gradients_can_be_clipped_before_the_optimizer_takes_them() -> None
 
 def test_a_model_without_anything_to_train_is_refused() -> None:
     model = torch.nn.Linear(1, 1).requires_grad_(False)
-    with pytest.raises(UsageError, match="no parameter of it is trained"):
+    with pytest.raises(UsageError, match="none of its parameters requires gradients"):
         TorchModel(model, torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0))
 
 
@@ -177,7 +177,7 @@ def test_every_type_that_a_state_may_hold_comes_back_from_disk(dtype: torch.dtyp
 
 def test_a_type_that_files_do_not_hold_is_named(tmp_path: Path) -> None:
     state = {"model/t": torch.zeros(2, dtype=torch.complex128)}
-    with pytest.raises(DataError, match=r"t is torch\.complex128, which files do not hold"):
+    with pytest.raises(DataError, match=r"t is torch\.complex128, which files cannot hold"):
         state_files.write(tmp_path, state_files.snapshot(state), 1, 1)
 
 
@@ -212,7 +212,7 @@ def test_a_state_on_disk_comes_back_and_plain_torch_reads_the_model(
         (lambda d: flip(d / "optimizer.safetensors"), "its checksum is wrong"),
         (lambda d: (d / "state.json").unlink(), "state.json is missing"),
         (lambda d: (d / "state.json").write_text("{"), "cannot be read"),
-        (lambda d: (d / "state.json").write_text('{"format": "x/9", "step": 1, "files": []}'), "another format"),
+        (lambda d: (d / "state.json").write_text('{"format": "x/9", "step": 1, "files": []}'), "unknown format"),
     ],
 )
 def test_a_damaged_state_is_named_and_not_used(
@@ -232,7 +232,7 @@ def flip(path: Path) -> None:
 
 def test_a_state_of_another_step_is_not_used(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
     state_files.write(tmp_path, state_files.snapshot(state), 1, 1)
-    with pytest.raises(DataError, match="it holds step 1, not 2"):
+    with pytest.raises(DataError, match="its step is 1, not 2"):
         state_files.read(tmp_path, 2)
 
 
