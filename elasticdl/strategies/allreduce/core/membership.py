@@ -14,6 +14,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from elasticdl.core.commands import Announce, Command, ProposeWorld, StartWorld
+from elasticdl.strategies.allreduce.core.proposals import (
+    NOBODY_TRAINS,
+    PROPOSED,
+    RUNNING,
+    Action,
+    Candidate,
+    Scene,
+    decide,
+    desired,
+)
 
 # Which model a worker holds: the generation that committed its last step, and how many steps are in it.
 State = tuple[int, int]
@@ -275,18 +285,13 @@ class Membership:
         if self.same_arithmetic and not self.fingerprint:  # the first world decides: most, or who came first
             prints = Counter(self.workers[n].fingerprint for n in able)
             able = [n for n in able if self.workers[n].fingerprint == max(prints, key=prints.__getitem__)]
-        staying = [n for n in able if not self.workers[n].leaving]
-        order = [n for n in self.members if n in staying] + [n for n in staying if n not in self.members]
-        desired = sorted(order, key=lambda n: (n not in self.holders, n not in self.running))[: self.wanted]
         away = any(n not in able and not self.workers[n].leaving for n in self.holders)
-        if (desired or away) and not self._held_by(desired):
-            # All who hold the state and are in touch are about to leave: one of them stays until another has it. Who
-            # was in the last world may hold it without having said so, and alone knows when that world is over.
-            leavers = [n for n in able if self.workers[n].leaving]
-            unknown = [] if any(n in self.running for n in desired) else [n for n in leavers if n in self.running]
-            last = ([n for n in leavers if n in self.holders] or unknown)[:1]
-            desired = desired[: max(1, self.wanted - len(last))] + last
-        return tuple(desired) if len(desired) >= self.least else ()
+        rank = {n: place for place, n in enumerate(self.members)}
+        candidates = [
+            Candidate(n, self.workers[n].leaving, n in self.holders, n in self.running, rank.get(n, len(rank)))
+            for n in able
+        ]
+        return desired(candidates, self.wanted, self.least, away)
 
     def _held_by(self, names: Iterable[str]) -> bool:
         return any(n in self.holders for n in names)
@@ -295,47 +300,39 @@ class Membership:
 
     def _review(self, now: float, lost: str = "") -> list[Command]:
         """What follows from who is there; `lost` was in the last world that was started."""
-        desired = self._desired(now)
-        refused = any(w.refused for w in self.workers.values())
-        if self.phase is not Phase.NONE or desired or not refused:
+        scene = self._scene(now, lost)
+        if self.phase is not Phase.NONE or scene.desired or not any(w.refused for w in self.workers.values()):
             self.strangers_since = None
         elif self.strangers_since is None:
             self.strangers_since = now
-        if self.phase is Phase.NONE:
-            return self._first(desired, lost, now)
-        silent = [n for n in self.members if n not in desired and not self._available(n, now)]
-        if self.phase is Phase.PROPOSED:
-            if silent or (lost and not self.urgent):
-                gone = [n for n in silent if n not in self.workers]
-                reason = _missing(lost or ", ".join(gone), silent)
-                return self._propose(desired, self.urgent or bool(lost), reason, now)
-            # The state, or the word that the last world can do nothing more: whoever brings it is taken in.
-            rescued = any(k & set(desired) and not k & set(self.members) for k in (self.holders, self.running.keys()))
-            changed = not self.urgent and set(desired) != set(self.members)
-            shrunk = any(n not in desired for n in self.members) and not self.confirmed
-            if rescued or changed or shrunk:
-                return self._propose(desired, self.urgent, "the workers that are there changed", now)
-            return self._start(now)
-        if lost:
-            return self._propose(desired, True, f"{lost} is gone", now)
-        if not self.training and not any(n in self.workers and self.workers[n].leaving for n in self.members):
-            return []  # one change after the other
-        leavers = [n for n in self.members if n not in desired and n not in silent]
-        comers = [n for n in desired if n not in self.members]
-        if leavers:  # a world that does not stand yet has no end of a step to wait for
-            return self._propose(desired, not self.training, f"{', '.join(leavers)} leaves", now)
-        if comers and not silent and self.training:
-            return self._propose(desired, False, f"{', '.join(comers)} joins", now)
+        tables = {Phase.NONE: NOBODY_TRAINS, Phase.PROPOSED: PROPOSED, Phase.RUNNING: RUNNING}
+        decision = decide(tables[self.phase], scene)
+        match decision.action:
+            case Action.PROPOSE:
+                return self._propose(decision.members, decision.urgent, decision.reason, now)
+            case Action.START:
+                return self._start(now)
         return []
 
-    def _first(self, desired: tuple[str, ...], lost: str, now: float) -> list[Command]:
-        """Nobody trains: whether somebody can."""
+    def _scene(self, now: float, lost: str) -> Scene:
+        found = self._desired(now)
         waited = self.first_ready is not None and now >= self.first_ready + LAST_CALL_SECONDS
-        if desired and (len(desired) >= self.wanted or waited or self.running_generation):
-            return self._propose(desired, True, f"{_workers(len(desired))} ready", now)
-        if lost and not self.urgent:  # the others wait for it, to end the step
-            return self._propose((), True, f"{lost} is gone", now)
-        return []
+        silent = tuple(n for n in self.members if n not in found and not self._available(n, now))
+        # The state, or the word that the last world can do nothing more: whoever brings it is taken in.
+        outside, inside = set(found) - set(self.members), set(self.members)
+        return Scene(
+            desired=found,
+            members=self.members,
+            lost=lost,
+            silent=silent,
+            gone=tuple(n for n in silent if n not in self.workers),
+            enough=len(found) >= self.wanted or waited or bool(self.running_generation),
+            urgent=self.urgent,
+            confirmed=bool(self.confirmed),
+            rescued=any(k & outside and not k & inside for k in (self.holders, self.running.keys())),
+            training=self.training,
+            leaving=any(n in self.workers and self.workers[n].leaving for n in self.members),
+        )
 
     def _propose(self, members: tuple[str, ...], urgent: bool, reason: str, now: float) -> list[Command]:
         # Whoever has left an exchange cannot finish the step: from there on there is no boundary to wait for.
@@ -421,14 +418,6 @@ class Membership:
 
 def _age(state: State) -> tuple[int, int]:
     return state[1], state[0]
-
-
-def _workers(count: int) -> str:
-    return "1 worker is" if count == 1 else f"{count} workers are"
-
-
-def _missing(lost: str, silent: list[str]) -> str:
-    return f"{lost} is gone" if lost else f"{', '.join(silent)} is out of touch"
 
 
 def _difference(fingerprint: str, reference: str) -> str:
