@@ -63,7 +63,7 @@ def master_job(words: Sequence[str]) -> Resolved:
 
 
 def worker_job(words: Sequence[str]) -> JobSpec:
-    """What a worker's command line says: mostly where its master is."""
+    """The job of a worker's command line, which mostly gives the master's address."""
     from elasticdl.cli import flags
 
     asked = flags.read_request(words, "by-hand").resolved

@@ -31,7 +31,7 @@ class Request:
 
     resolved: Resolved
     dry_run: Literal["yaml", "json"] | None = None
-    context: str | None = None  # of the kubeconfig: whoever submits has it, the job does not
+    context: str | None = None  # of the kubeconfig, on the machine that submits
 
 
 @dataclass
@@ -55,7 +55,7 @@ def wants_help(words: Sequence[str]) -> Literal["common", "all"] | None:
 
 
 def read_request(words: Sequence[str], command: str = "train") -> Request:
-    """The job that these words describe. `command` is train, evaluate, predict, or by-hand for a master or worker."""
+    """The job of a command line. `command` is train, evaluate, predict, or by-hand for a master or worker."""
     reading = _read_words(words, command)
     spec, problems, refused = _spec(reading)
     dry_run = reading.options.get("dry_run")
@@ -69,17 +69,17 @@ def read_request(words: Sequence[str], command: str = "train") -> Request:
 
 
 def _namespace(context: str | None, *, prefer_file: bool) -> str:
-    """The one that kubectl would use, and with it `elasticdl list` and the others."""
+    """The one that kubectl uses, as do `elasticdl list` and the others."""
     from elasticdl.cluster.kubernetes import credentials
 
     try:
         return credentials.find(context, prefer_file=prefer_file).namespace
-    except UsageError:  # whoever submits is told so then; --yaml and --dry_run need no cluster
+    except UsageError:  # submitting reports it; --yaml and --dry_run need no cluster
         return NAMESPACE
 
 
 def read_spec(words: Sequence[str], command: str = "train") -> tuple[JobSpec, list[Problem]]:
-    """The job as it was asked for, not yet resolved, and what is wrong with single words."""
+    """The job as requested, not yet resolved, and the problems of single flags."""
     return _spec(_read_words(words, command))[:2]
 
 
@@ -105,7 +105,7 @@ def _spec(reading: _Reading) -> tuple[JobSpec, list[Problem], set[str]]:
 
 def _read_word(reading: _Reading, rest: list[str]) -> None:
     word = rest.pop(0)
-    if word.strip() in ("", "\\"):  # what is left of a line that is continued into nothing
+    if word.strip() in ("", "\\"):  # the rest of a continued line without a next one
         return
     name, equals, value = word.lstrip("-").partition("=")
     name = name.replace("-", "_")

@@ -1,4 +1,4 @@
-"""`Job`: what the commands that look after jobs need of one, wherever it runs."""
+"""`Job`: what the commands need of a job, wherever it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL = "all"  # replicas, of a log
 
 @dataclass(frozen=True)
 class LogWish:
-    """Which lines of a job's logs somebody wants to see."""
+    """Which lines of a job's logs to show."""
 
     replica: str
     tail: int | None = None  # only the last so many
@@ -37,7 +37,7 @@ class Job(Protocol):
 
     @property
     def place(self) -> str:
-        """Where it runs, in words that fit into a table."""
+        """Where it runs, for a table."""
 
     @property
     def state(self) -> str:
@@ -49,11 +49,11 @@ class Job(Protocol):
 
     @property
     def note(self) -> str:
-        """Why it does not run as it should, where that is known without its master."""
+        """Why it does not run as it should, if that is known without its master."""
 
     @property
     def troubles(self) -> Sequence[Trouble]:
-        """What keeps its replicas from running, as the place where they run tells."""
+        """What keeps its replicas from running, as the cluster reports it."""
 
     @property
     def result(self) -> Mapping[str, Any]:
@@ -76,16 +76,16 @@ class Job(Protocol):
 
     @property
     def left_over(self) -> bool:
-        """Whether something of it that does not run any more is still to be removed."""
+        """Whether a job that has ended still has objects to remove."""
 
     def spec(self) -> JobSpec | None:
         """What was asked for; None where that is not kept any more."""
 
     def facts(self) -> dict[str, Any]:
-        """What programs are told of where it is."""
+        """Where it is, for --json."""
 
     def reach(self) -> AbstractAsyncContextManager[MasterClient]:
-        """A way to its master; raises `Unreachable` where there is none."""
+        """A connection to its master; raises `Unreachable` without one."""
 
     async def again(self) -> Job:
         """The same job, looked at now."""
@@ -94,17 +94,17 @@ class Job(Protocol):
         """Wait until it is over. False when the deadline came first."""
 
     async def stop_without_master(self) -> bool:
-        """Have it stop although its master does not answer; False where only the master could."""
+        """Stop it although its master does not answer; False if only the master can stop it."""
 
     async def stop_now(self) -> None:
-        """End everything of it, without a checkpoint; returns when all is gone."""
+        """End all of its processes, without a checkpoint; returns when they are gone."""
 
     def log(self, wish: LogWish) -> AsyncGenerator[str, None]:
         """Lines of its logs."""
 
 
 async def last_status(job: Job, deadline_seconds: float) -> pb.Status | None:
-    """From its master, or as it was at the end; None where that was not kept. Raises `Unreachable`, `Refused`."""
+    """Its master's status, or its last one; None where that was not kept. Raises `Unreachable`, `Refused`."""
     if not job.running:
         if not job.result.get("status"):
             return None
@@ -142,5 +142,5 @@ def as_json(job: Job, status: pb.Status | None) -> dict[str, Any]:
 
 
 def not_running(job: Job, remedy: str = "") -> Problem:
-    """What to say where a command needs a job that runs."""
+    """The problem of a command that needs a running job."""
     return Problem(job.name, "", f"not running: it {job.state}", remedy or f"`elasticdl status {job.name}` shows more.")

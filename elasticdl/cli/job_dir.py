@@ -53,7 +53,7 @@ class Claim:
         return token
 
     def release(self) -> None:
-        """Give the name free. A job that never began leaves no trace."""
+        """Release the name. A job that never began leaves no trace."""
         if not self._begun and self._created:
             self.paths.launcher_pid.unlink(missing_ok=True)
             self.paths.root.rmdir()
@@ -63,7 +63,7 @@ class Claim:
 
 
 def claim(paths: JobPaths) -> Claim:
-    """Take a job's name; raises UsageError when another job has it, or when its folder cannot be used."""
+    """Take a job's name; raises UsageError when another job has it or its folder is unusable."""
     created = not paths.root.exists()
     try:
         paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ def _lock(path: Path) -> int | None:
         except BlockingIOError:
             pass
         os.close(fd)
-        # Somebody who only looks holds the lock for a moment; a launcher holds it all the time.
+        # A process that only looks holds the lock for a moment, a launcher until it ends.
         time.sleep(_ATTEMPT_SECONDS)
     return None
 

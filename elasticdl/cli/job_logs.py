@@ -56,7 +56,7 @@ def choose(job: LocalJob, replica: str) -> list[ReplicaLog]:
 
 
 def lines(logs: list[ReplicaLog], tail: int | None, *, previous: bool = False) -> list[str]:
-    """What is in the logs: in the order of time where there are several."""
+    """The lines of the logs: in the order of time where there are several."""
     timed = (_timed(log, previous) for log in logs)
     merged = [f"{log.mark}{line}" for _, log, line in heapq.merge(*timed, key=lambda found: found[0])]
     return merged if tail is None else merged[len(merged) - min(tail, len(merged)) :]
@@ -83,7 +83,7 @@ def _of_process_before(log: ReplicaLog) -> list[str]:
 
 
 async def follow(job: LocalJob, logs: list[ReplicaLog], tail: int | None, new_ones: bool) -> AsyncGenerator[str, None]:
-    """What is there and what comes, until the job ends; with `new_ones` of replicas that start later too."""
+    """Present and new lines, until the job ends; with `new_ones`, also of replicas that start later."""
     job.paths.logs.mkdir(parents=True, exist_ok=True)
     over = asyncio.create_task(job.ended())
     try:
@@ -91,7 +91,7 @@ async def follow(job: LocalJob, logs: list[ReplicaLog], tail: int | None, new_on
             sizes = {log.path: log.path.stat().st_size if log.path.exists() else 0 for log in logs}
             for line in lines(logs, tail):
                 yield line
-            # What came while these were shown is shown twice at worst; nothing is lost.
+            # Lines that came meanwhile may be shown twice; none is lost.
             readers = {log.path: (log, LogReader(log.path, sizes[log.path])) for log in logs}
             while not over.done():
                 changed = asyncio.create_task(changes.wait())

@@ -63,11 +63,11 @@ class LocalJob:
 
     @property
     def answer_seconds(self) -> float:
-        return 5.0  # one that is started again needs two
+        return 5.0  # a restarted master needs two
 
     @property
     def left_over(self) -> bool:
-        return False  # the kernel sees to that
+        return False  # the kernel ends its processes
 
     def spec(self) -> JobSpec | None:
         from elasticdl.job.spec import JobSpec
@@ -104,7 +104,7 @@ class LocalJob:
         return True
 
     async def stop_without_master(self) -> bool:
-        """No master yet, or between two lives: the launcher sees to it."""
+        """Without a master, the launcher stops the job."""
         self._signal(signal.SIGTERM)
         return True
 
@@ -131,11 +131,11 @@ class LocalJob:
             os.kill(self.pid, number)
 
     def _on_end(self, over: asyncio.Event) -> Callable[[], object]:
-        """Set the event when the launcher has ended; returns what takes this back."""
+        """Set the event when the launcher has ended; returns a function that cancels this."""
         loop = asyncio.get_running_loop()
         try:
             fd = open_pidfd(self.pid or 0)
-        except OSError:  # it has ended already, or there is no pidfd here, and its lock is all there is to look at
+        except OSError:  # it has ended already, or this system has no pidfd: watch the lock
             return loop.create_task(self._lock_released(over)).cancel
         loop.add_reader(fd, over.set)
 
@@ -146,7 +146,7 @@ class LocalJob:
         return cancel
 
     async def _lock_released(self, over: asyncio.Event) -> None:
-        while look(self.paths).running:  # noqa: ASYNC110 (nothing tells of a lock)
+        while look(self.paths).running:  # noqa: ASYNC110 (locks have no events)
             await asyncio.sleep(_LOCK_SECONDS)
         over.set()
 
@@ -166,7 +166,7 @@ def _locked(path: Path) -> bool:
 
 
 def look(paths: JobPaths) -> LocalJob:
-    """What the folder of a job says about it."""
+    """The job as its folder shows it now."""
     running = _locked(paths.launcher_pid)
     pid, started_at = _launcher(paths)
     result = {} if running else _result(paths)

@@ -1,4 +1,4 @@
-"""Asking a running job's master: how the job stands, and that it stop."""
+"""Requests to a running job's master: its status, scaling, stopping."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATIENT = (*OPTIONS, ("grpc.min_reconnect_backoff_ms", 20_000))
 
 @dataclass(frozen=True)
 class MasterClient:
-    """Knows where the master listens, which is the same for every process that bears the name, and the job's token."""
+    """The master's address, which every master of the job listens on, and the job's token."""
 
     address: str
     token: str
@@ -39,7 +39,7 @@ class MasterClient:
             raise Unreachable(f"the master of {paths.job_name} is not there yet: {error.strerror}") from error
 
     async def watch(self) -> AsyncGenerator[pb.Status | None, None]:
-        """The job's status, again and again; None when the master went away, and another is waited for.
+        """The job's status after each change; None when the master does not answer, until one does.
 
         Ends after the status that says how the job ended.
         """
@@ -65,7 +65,7 @@ class MasterClient:
                 wait = min(2 * wait, LAST_RETRY_SECONDS)
 
     async def status(self, deadline_seconds: float) -> pb.Status:
-        """How the job stands now; raises Unreachable when no master answers in time."""
+        """The present status; raises Unreachable when no master answers in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_seconds), contextlib.aclosing(self.watch()) as statuses:
                 async for status in statuses:
@@ -74,12 +74,12 @@ class MasterClient:
         raise Unreachable(f"no answer from the master at {self.address} within {deadline_seconds:g} s")
 
     async def scale(self, role: str, count: int, deadline_seconds: float) -> str:
-        """Ask for so many replicas of a role; why the master will not, empty when it will."""
+        """Request this number of replicas of a role; the reason of a refusal, or empty."""
         reply = await self._ask("Scale", pb.ScaleRequest(role=role, count=count), deadline_seconds)
         return str(reply.refused)
 
     async def stop(self, reason: str, deadline_seconds: float) -> None:
-        """Have the job stop with a checkpoint; returns when the master has taken note of it."""
+        """Stop the job with a checkpoint; returns when the master has recorded the request."""
         await self._ask("Stop", pb.StopRequest(reason=reason), deadline_seconds)
 
     async def _ask(self, method: str, request: Message, deadline_seconds: float) -> Any:

@@ -1,4 +1,4 @@
-"""The command line that describes a job, for people to paste."""
+"""The command line that describes a job, to be pasted."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def command_line(spec: JobSpec, context: str | None = None) -> str:
 
 
 def resume_command(spec: JobSpec, checkpoint: Path, context: str | None = None) -> str:
-    """The command that goes on where a stopped job left off."""
+    """The command that resumes a stopped job."""
     return command_line(spec.with_values(checkpoint_dir_for_init=str(checkpoint)), context)

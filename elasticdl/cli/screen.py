@@ -27,20 +27,20 @@ class Screen(Protocol):
     """Where a running job is shown."""
 
     def tell(self, text: str) -> None:
-        """Show a sentence that stays."""
+        """Show a line that stays."""
 
     def stopping(self, text: str) -> None:
-        """Say from now on what happens while the job stops."""
+        """Show this text from now on, while the job stops."""
 
     async def follow(self) -> None:
-        """Show the job as it goes, until it is over or this is cancelled."""
+        """Show the job until it ends or this is cancelled."""
 
     def close(self) -> None:
-        """Show what is left to show, and leave the terminal as it was."""
+        """Show the last lines, and restore the terminal."""
 
 
 class SturdyOutput:
-    """Standard output that may break: a job goes on when its terminal is closed or `| head` has seen enough."""
+    """Standard output that may break: a job continues when its terminal or `| head` is closed."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -104,7 +104,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """A view that is redrawn in place; what is told stays above it."""
+    """A view that is redrawn in place, below the lines that stay."""
 
     def __init__(self, console: Console, view: View, client: MasterClient) -> None:
         self._console, self.view, self._client = console, view, client
@@ -124,7 +124,7 @@ class LiveScreen:
         try:
             while not hearing.done():
                 self._live.update(self.view.render(self._console.height), refresh=True)
-                with contextlib.suppress(TimeoutError):  # no news: the clock moves on all the same
+                with contextlib.suppress(TimeoutError):  # without news, redraw the clock
                     await asyncio.wait_for(self._changed.wait(), _FRAME_SECONDS)
                 self._changed.clear()
             await hearing

@@ -29,7 +29,7 @@ ASK_SECONDS = 5.0  # in a dry run, which needs no cluster
 
 
 def run(resolved: Resolved, context: str | None = None) -> int:
-    """Submit a resolved job and return, or write its objects to a file as --yaml says. `context`: of the kubeconfig."""
+    """Submit a resolved job and return, or write its objects to the file of --yaml. `context`: of the kubeconfig."""
     spec = resolved.require()
     if spec.yaml is not None:
         _write_yaml(resolved, spec.yaml)

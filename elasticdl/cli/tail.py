@@ -1,4 +1,4 @@
-"""Following log files as they grow, without asking them all the time."""
+"""Follows log files as they grow, without polling."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 
 _MODIFY, _MOVED_TO, _CREATE = 0x2, 0x80, 0x100  # inotify's bits
-_CLOCK_SECONDS = 0.2  # how often to look where the system does not tell
+_CLOCK_SECONDS = 0.2  # how often to look where the system does not notify
 
 
 class Changes:
-    """Wakes up who waits when a file of a directory grows or appears. By inotify; by the clock where there is none."""
+    """Waits until a file of a directory grows or appears: by inotify, or by the clock where there is none."""
 
     def __init__(self, directory: Path) -> None:
         self._changed = asyncio.Event()
@@ -64,7 +64,7 @@ def _inotify(directory: Path) -> int | None:
 
 
 class LogReader:
-    """Reads what a log file has gained since the last time, by lines."""
+    """Reads the lines that a log file has gained since the last time."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path, self._offset, self._rest = path, offset, b""
@@ -83,7 +83,7 @@ class LogReader:
             yield line.decode(errors="replace").rstrip("\r")
 
     def last_line(self) -> Iterator[str]:
-        """What stands after the last end of line, once nothing more comes."""
+        """The rest after the last line end, once the file is complete."""
         yield from self.new_lines()
         if self._rest:
             yield self._rest.decode(errors="replace")

@@ -29,7 +29,7 @@ STYLES = {
     "failed": "bold red",
     "died": "bold red",
 }
-WORDS = {"launched": "starting", "running": "starting", "joined": "working"}  # the core's words, for people
+WORDS = {"launched": "starting", "running": "starting", "joined": "working"}  # the core's states, for people
 _GONE_SHOWN, _EVALUATIONS_SHOWN, _DECISIONS_SHOWN, _CHANGES_SHOWN = 2, 4, 4, 3
 CHANGE_PARTS = ("detect", "abort", "agree", "rebuild", "copy", "first_step", "total")  # of a world
 
@@ -70,7 +70,7 @@ class View:
         self.job, self.hint = job, hint
         self.status: pb.Status | None = None
         self.master_away = False
-        self.stopping = ""  # what to say once a stop was asked for
+        self.stopping = ""  # text while the job stops
         self._losses: deque[float] = deque(maxlen=LOSSES_KEPT)
         self._began = self._heard = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""What is wrong with a value, in the user's words: an exception for validators, and pydantic's errors as Problems."""
+"""What is wrong with a value: an exception for validators, and pydantic's errors as Problems."""
 
 from __future__ import annotations
 

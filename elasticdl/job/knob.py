@@ -1,4 +1,4 @@
-"""How a knob of a job is declared: everything a flag, a YAML key, the help and the reference page say about it."""
+"""How a knob of a job is declared: what its flag, its YAML key, the help and the reference page need."""
 
 from __future__ import annotations
 

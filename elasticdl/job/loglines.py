@@ -1,4 +1,4 @@
-"""Log lines that people grep for, and the one log format of every replica."""
+"""Log lines that people search for, and the log format of every replica."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Replica(logging.Filter):
 
 
 def configure_logging(level: str, replica: str, stream: TextIO | None = None) -> None:
-    """Send this process's log to `stream` (stderr) in the one format. Other libraries are heard from WARNING on."""
+    """Send this process's log to `stream` (stderr) in the one format. Other libraries log from WARNING on."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(logging.Formatter(FORMAT))
     handler.addFilter(_Replica(replica))

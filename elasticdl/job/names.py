@@ -29,8 +29,8 @@ ENV_TF_CONFIG = "TF_CONFIG"
 # Environment that numeric libraries read: how many threads they use.
 ENV_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-# Environment that the C library reads, and what has it keep a heap in huge pages, where the system lends them to who
-# asks: with as much of it as a training process has, its death takes 10 ms instead of 40, and others wait for that.
+# Environment that the C library reads. With a heap in huge pages, where the system gives them on request, the death of
+# a training process takes 10 ms instead of 40, and other workers wait for that.
 ENV_HEAP = "GLIBC_TUNABLES"
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
@@ -52,15 +52,15 @@ LABEL_TYPE = "elasticdl-replica-type"
 LABEL_INDEX = "elasticdl-replica-index"
 ANNOTATION_ORDER = "elasticdl-first-launch"  # when a pod of this name was first made: nanoseconds since 1970
 ANNOTATION_LAUNCH = "elasticdl-launch"  # one launch, however often it is repeated
-ANNOTATION_ENDING = "elasticdl-ending"  # who deleted the pod: absent unless it was its own job
+ANNOTATION_ENDING = "elasticdl-ending"  # present when the job itself deleted the pod
 ANNOTATION_CRASHES = "elasticdl-crashes"  # of the master's pod: how often one before it failed
 ANNOTATION_RESULT = "elasticdl-result"  # of the master's pod: how the job ended, as JSON; absent while it runs
 ANNOTATION_OVERLAY = "elasticdl-cluster-spec"  # of the ConfigMap: the file of --cluster_spec where it was submitted
-ANNOTATION_UNFIT = "elasticdl-unfit"  # of the master's pod: why it cannot lead the job; the keeper makes another
+ANNOTATION_UNFIT = "elasticdl-unfit"  # of the master's pod: why it cannot run the job; the keeper replaces it
 APP = "elasticdl"
 
 # In a cluster.
-KEEPER: Final = "keeper"  # value of LABEL_TYPE of the pod that brings a lost master back; no role of a job
+KEEPER: Final = "keeper"  # value of LABEL_TYPE of the pod that restarts a lost master; not a role of a job
 MASTER_PORT = 50001
 CONFIG_DIR = "/etc/elasticdl"  # where the job's ConfigMap is mounted in every pod
 JOB_KEY = "job.json"  # its keys: the resolved JobSpec,

@@ -1,4 +1,4 @@
-"""What a model asks the parameter servers to hold: variables, tables and the optimizer that moves them."""
+"""What the parameter servers hold for a model: variables, tables and the optimizer that updates them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class _Frozen(BaseModel):
 
 
 class ClipSpec(_Frozen):
-    """How a worker clips the gradients of a step before it pushes them, as a Keras optimizer says it.
+    """How a worker clips the gradients of a step before it pushes them, as a Keras optimizer defines it.
 
     `norm`: each variable to this norm; `global_norm`: all of them together; `value`: every number to [-value, value].
     """
@@ -40,13 +40,13 @@ class OptimizerSpec(_Frozen):
     epsilon: float = 1e-7
     dampening: float = 0.0  # of torch momentum
     amsgrad: bool = False
-    rho: float = 0.9  # RMSprop's; torch says alpha
+    rho: float = 0.9  # RMSprop's; alpha in torch
     centered: bool = False
     weight_decay: float = 0.0
     decoupled: bool = False  # the decay shrinks the weights themselves; otherwise it is added to the gradient
     maximize: bool = False
     rate_decay: float = 0.0  # of torch Adagrad: the rate is divided by 1 + steps before * this
-    power: float = 0.5  # FTRL's: of the accumulator; Keras says learning_rate_power, with the other sign
+    power: float = 0.5  # FTRL's: of the accumulator; learning_rate_power in Keras, with the opposite sign
     l1: float = 0.0
     l2: float = 0.0
     l2_shrinkage: float = 0.0
@@ -75,7 +75,7 @@ class OptimizerSpec(_Frozen):
 
     @property
     def keeps(self) -> str:
-        """What the slots mean: optimizers of which this is equal can go on from each other's."""
+        """What the slots mean: optimizers with an equal value can continue from each other's slots."""
         if self.kind == "adam":
             return "adam with amsgrad" if self.amsgrad else "adam"
         name = "centered rmsprop" if self.kind == "rmsprop" and self.centered else self.kind
@@ -89,7 +89,7 @@ class OptimizerSpec(_Frozen):
 
 
 class InitializerSpec(_Frozen):
-    """How a row is born. Values depend on (job seed, table, id) alone."""
+    """The initial values of a row. They depend on (job seed, table, id) alone."""
 
     kind: Literal["constant", "uniform", "normal"] = "uniform"
     a: float = -0.05  # constant: the value; uniform: low; normal: mean
@@ -97,7 +97,7 @@ class InitializerSpec(_Frozen):
 
 
 class VariableSpec(_Frozen):
-    """A dense float32 variable. `trainable=False` ones (batch-norm statistics) move by summed differences."""
+    """A dense float32 variable. `trainable=False` ones (batch-norm statistics) are updated by summed differences."""
 
     name: str
     shape: tuple[int, ...]
@@ -112,7 +112,7 @@ class VariableSpec(_Frozen):
 
 
 class TableSpec(_Frozen):
-    """An embedding table on the servers: rows by 64-bit id, born on first use."""
+    """An embedding table on the servers: rows by 64-bit id, created on first use."""
 
     name: str
     dim: int = Field(ge=1)

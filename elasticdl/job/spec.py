@@ -81,12 +81,12 @@ class JobSpec(
         return shlex.split(self.job_command or "")
 
     def limit(self, role: Role) -> ResourceSpec | None:
-        """What a replica of this role may use at most, if that is said."""
+        """The most that a replica of this role may use, if given."""
         found: ResourceSpec | None = getattr(self, f"{role}_resource_limit")
         return found
 
     def request(self, role: Role) -> ResourceSpec:
-        """What a replica of this role asks for."""
+        """What a replica of this role requests."""
         found: ResourceSpec = getattr(self, f"{role}_resource_request")
         return found
 

@@ -8,7 +8,7 @@ from elasticdl.job.resources import VolumeSpec
 from elasticdl.job.spec import JobSpec
 
 STATE_FOLDER = ".elasticdl"
-SCRATCH = "/var/lib/elasticdl"  # an emptyDir: it goes with its pod
+SCRATCH = "/var/lib/elasticdl"  # an emptyDir: deleted with its pod
 
 
 def default_state_dir(spec: JobSpec) -> str:
@@ -23,9 +23,9 @@ def volume_of(spec: JobSpec, path: str) -> VolumeSpec | None:
 
 
 def is_scratch(spec: JobSpec) -> bool:
-    """Whether each pod has a state folder of its own, which goes with it: nothing is mounted there.
+    """Whether each pod has its own state folder, which is deleted with it: nothing is mounted there.
 
-    A job whose pods are overlaid may mount anything anywhere; then --state_dir is taken at its word.
+    A job with overlaid pods may mount anything anywhere; then --state_dir is assumed to be mounted.
     """
     overlaid = spec.cluster_spec is not None or spec.cluster_spec_json is not None
     state_dir = spec.state_dir or default_state_dir(spec)
@@ -33,7 +33,7 @@ def is_scratch(spec: JobSpec) -> bool:
 
 
 def volume_of_choice(spec: JobSpec) -> VolumeSpec | None:
-    """The volume of a state folder that we chose, which may not be the pod's to write. A folder that the user names is
-    the user's to prepare."""
+    """The volume of the default state folder, which the pod may not be allowed to write to. The user prepares a folder
+    that --state_dir names."""
     state_dir = spec.state_dir or default_state_dir(spec)
     return volume_of(spec, state_dir) if state_dir == default_state_dir(spec) else None

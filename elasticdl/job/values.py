@@ -165,7 +165,7 @@ def _refuse(what: str, remedy: str) -> Any:
 
 
 def read_pairs(text: str, separator: str) -> dict[str, str]:
-    """`k=v<separator>k=v`. A value may be quoted; a piece without `=` goes on with the value before it."""
+    """`k=v<separator>k=v`. A value may be quoted; a piece without `=` belongs to the value before it."""
     pairs: dict[str, str] = {}
     last = ""
     position = 0

@@ -1,4 +1,4 @@
-"""`elasticdl chaos`: its schedule, the connections it cuts, whom it signals, what it refuses and what it reports."""
+"""`elasticdl chaos`: its schedule, the connections it cuts, its signals, what it refuses and what it reports."""
 
 from __future__ import annotations
 

@@ -236,5 +236,5 @@ def test_a_job_goes_to_the_namespace_that_kubectl_would_use(tmp_path: Path, monk
     assert found() == ("ads", True)
     assert found("--namespace=default") == ("default", False)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    assert found() == ("default", False), "whoever submits is told that there is no cluster"
+    assert found() == ("default", False), "submitting reports that there is no cluster"
     assert read_request(JOB).resolved.spec.namespace is None, "processes belong to none"

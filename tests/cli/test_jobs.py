@@ -180,7 +180,7 @@ def test_a_job_that_has_ended_cannot_be_stopped(state_dir: Path, capsys: pytest.
 
 def test_a_dead_launchers_process_id_is_never_signalled(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = JobPaths(state_dir, "killed")
-    paths.launcher_pid.write_text(f"{os.getpid()}\n1.0\n")  # the id was given to somebody else since
+    paths.launcher_pid.write_text(f"{os.getpid()}\n1.0\n")  # another process has this id now
     said(capsys, "stop", "killed", "--now", state_dir=state_dir, code=2)
 
 

@@ -1,4 +1,4 @@
-"""What the commands say of jobs of a cluster, whose API server is an HTTP server with the objects of a test."""
+"""The commands and jobs of a cluster, with an HTTP server as API server that has the objects of a test."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_status_of_a_job_whose_master_ran_out_of_memory_has_the_remedy(statu
     why = "the master failed 4 times: out of memory: the kernel killed it at its limit of 64Mi"
     text = status(failed(why, ended(137, "OOMKilled")))
     assert '  remedy  Give it more memory: --master_resource_request="memory=…", and' in text
-    text = status(pod(names.MASTER, "Failed", ended(137, "OOMKilled")))  # nobody wrote a result
+    text = status(pod(names.MASTER, "Failed", ended(137, "OOMKilled")))  # without a result
     assert '  remedy  Give it more memory: --master_resource_request="memory=…", and' in text
 
 

@@ -39,7 +39,7 @@ def test_a_claimed_name_is_running_until_it_is_released(tmp_path: Path) -> None:
     assert look(held.paths).state == "died"  # it left no result
 
 
-def test_a_name_that_is_taken_says_since_when_and_by_whom(tmp_path: Path) -> None:
+def test_a_name_that_is_taken_says_since_when_and_by_which_process(tmp_path: Path) -> None:
     held = claim(JobPaths(tmp_path, "j"))
     with pytest.raises(UsageError, match=rf"job j is running since 2.*\(process {os.getpid()}\)"):
         claim(JobPaths(tmp_path, "j"))
@@ -211,7 +211,7 @@ def test_the_command_to_go_on_in_a_cluster_names_the_cluster_and_the_namespace()
     line = resume_command(spec, Path("/data/version-5"), "far")
     command, *flags = shlex.split(line)[1:]
     assert "--context=far" in flags
-    assert "--namespace=default" in flags, "which is not everybody's usual one"
+    assert "--namespace=default" in flags, "which is not the usual one everywhere"
     request = read_request(flags, command)
     assert request.context == "far"
     assert request.resolved.require() == spec.with_values(checkpoint_dir_for_init="/data/version-5")

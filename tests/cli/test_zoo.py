@@ -1,4 +1,4 @@
-"""`elasticdl zoo` without an engine: the Dockerfile for each flag, whose it is, and what is refused."""
+"""`elasticdl zoo` without an engine: the Dockerfile for each flag, which Dockerfiles are kept, and what is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model_zoo" / "mnist" / "mnist_functional_api.py").write_text("")
     monkeypatch.chdir(tmp_path)
     for name in ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CONTEXT"):
-        monkeypatch.delenv(name, raising=False)  # an engine that whoever runs the tests may have chosen
+        monkeypatch.delenv(name, raising=False)  # the engine of the user that runs the tests
     return tmp_path
 
 
@@ -291,7 +291,7 @@ def test_only_an_image_that_is_not_there_is_said_not_to_be(
 @pytest.mark.parametrize(
     ("problem", "tail", "says"),
     [
-        ("pull access denied for nobody/none, repository does not exist", "", "--base_image"),
+        ("pull access denied for no/none, repository does not exist", "", "--base_image"),
         ("Get https://registry.example/v2/: dial tcp: lookup registry.example: no such host", "", "docker images"),
         ("COPY failed: file not found in build context or excluded by .dockerignore: stat x", "", ".dockerignore"),
         ("the --mount option requires BuildKit", "", "docker build -t"),

@@ -75,7 +75,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def image() -> Iterator[str]:
-    """A name that nobody uses; whatever is called so in the end goes."""
+    """An unused name; an image of this name is removed at the end."""
     name = f"elasticdl-test-{uuid.uuid4().hex[:12]}:zoo"
     yield name
     _remove(name)
@@ -134,10 +134,10 @@ def test_a_python_that_is_missing_or_a_version_that_no_index_has_is_explained(
 
 
 def test_a_base_image_that_is_nowhere(here: Path, image: str, capsys: Output) -> None:
-    (here / "Dockerfile").write_text("FROM 127.0.0.1:1/nobody/none:0\n")
+    (here / "Dockerfile").write_text("FROM 127.0.0.1:1/no/none:0\n")
     assert main(["zoo", "build", f"--image={image}", "."]) == 1
     said = capsys.readouterr().err
-    assert "step 1 of 1 (FROM 127.0.0.1:1/nobody/none:0) failed" in said
+    assert "step 1 of 1 (FROM 127.0.0.1:1/no/none:0) failed" in said
     assert "The base image is not on this engine and could not be pulled." in said
 
 
@@ -199,7 +199,7 @@ def test_on_a_terminal_each_layer_has_a_bar(here: Path, image: str, tmp_path: Pa
 
 
 def test_an_image_that_was_never_built(here: Path, capsys: Output) -> None:
-    assert main(["zoo", "push", "127.0.0.1:1/nobody/none:0"]) == 2
+    assert main(["zoo", "push", "127.0.0.1:1/no/none:0"]) == 2
     assert "no such image on this Docker engine. Build it first: elasticdl zoo build" in capsys.readouterr().err
 
 
@@ -250,7 +250,7 @@ def test_a_registry_without_tls_elsewhere_than_on_loopback(
             _remove(name)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not use the socket")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without access to the socket")
 def test_a_user_who_may_not_use_the_socket(here: Path) -> None:
     # Asked once in vain as root: then everything is imported that the other user may not be able to read.
     code = (

@@ -32,7 +32,7 @@ def make_certificates(folder: Path) -> None:
 
 @contextmanager
 def tls_engine(certificates: Path) -> Iterator[str]:
-    """tcp://HOST:PORT of the engine for who has a certificate of the authority."""
+    """tcp://HOST:PORT of the engine, for clients with a certificate of the authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / "server-cert.pem", certificates / "server-key.pem")
     context.load_verify_locations(certificates / "ca.pem")

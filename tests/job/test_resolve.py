@@ -80,7 +80,7 @@ def test_a_limit_is_the_request_on_kubernetes_and_only_what_was_given_here() -> 
     there = resolved(image_name="i", worker_resource_request="cpu=2,memory=1Gi", ps_resource_limit="memory=512Mi").spec
     assert there.limit("worker") == there.request("worker")
     assert str(there.request("ps")) == "cpu=1,memory=512Mi"
-    assert str(there.limit("master")) == "cpu=1,memory=2048Mi", "it loads the model, before it starts anybody"
+    assert str(there.limit("master")) == "cpu=1,memory=2048Mi", "it loads the model, before it starts replicas"
     assert str(resolved(image_name="i", master_resource_request="cpu=0.5").spec.limit("master")) == "cpu=0.5"
     here = resolved(worker_resource_request="cpu=2,memory=1Gi")
     assert here.spec.limit("worker") is None
@@ -239,7 +239,7 @@ def test_a_tilde_means_a_home_wherever_a_place_is_named(monkeypatch: pytest.Monk
     spec = resolved(**{name: f"~/{name}" for name in places}).spec
     assert {name: getattr(spec, name) for name in places} == {name: f"/home/me/{name}" for name in places}
     assert resolved(model_def=None, model_file="~/zoo/net.py").spec.model_zoo == "/home/me/zoo"
-    assert resolved(output="~nobody-of-this-name/o").spec.output == "~nobody-of-this-name/o", "as a shell leaves it"
+    assert resolved(output="~no-user-of-this-name/o").spec.output == "~no-user-of-this-name/o", "as a shell leaves it"
     assert resolved(output="~/o", image_name="i").spec.output == "~/o", "the home of a pod is not ours"
 
 

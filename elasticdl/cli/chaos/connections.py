@@ -141,7 +141,7 @@ def _take(c: Connection) -> int:
     finally:
         os.close(process)
     if taken < 0:
-        # A kernel (or a filter of system calls) without it is the same to us as one that says no.
+        # A kernel (or a filter of system calls) without it is treated like one that refuses.
         code = errno.EPERM if number == errno.ENOSYS else number
         raise OSError(code, os.strerror(number))
     if os.fstat(taken).st_ino != c.inode:

@@ -1,4 +1,4 @@
-"""The outcome of the faults: counted, judged, and put into words."""
+"""The outcome of the faults: counted, judged and printed."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Striker:
         deadline = time.monotonic() + (0.0 if fault.aftershock else CANDIDATE_SECONDS)
         while True:
             waited = time.monotonic() >= deadline
-            hit = await self._hit_one(fault, anybody=waited)
+            hit = await self._hit_one(fault, any_replica=waited)
             if hit is not None or waited:
                 break
             with contextlib.suppress(TimeoutError):
@@ -129,8 +129,8 @@ class Striker:
             self._delivered(fault, "", "", "no replica to hit")
         self._population.note()
 
-    async def _hit_one(self, fault: Fault, anybody: bool) -> str | None:
-        """The name of the replica that was hit; None when there was none, or none that is at work."""
+    async def _hit_one(self, fault: Fault, any_replica: bool) -> str | None:
+        """The name of the replica that was hit; None when there was no replica to hit, or none at work."""
         try:
             listed = await self._cluster.list()
         except Unreachable:  # the launcher is ending
@@ -139,7 +139,7 @@ class Striker:
         pids = {r.name: (r.role, r.pid) for r in running if r.pid is not None}
         busy = self._going | self._paused.keys()
         free = [name for name, (role, pid) in sorted(pids.items()) if role == fault.role and pid not in busy]
-        candidates = [n for n in free if self._at_work(n, fault.role)] or (free if anybody else [])
+        candidates = [n for n in free if self._at_work(n, fault.role)] or (free if any_replica else [])
         if not candidates:
             return None
         name = candidates[int(fault.pick * len(candidates))]

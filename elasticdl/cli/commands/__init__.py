@@ -35,7 +35,7 @@ class Command:
         return parser
 
     def run(self, words: list[str]) -> int:
-        """Run it with these words of the command line; returns the exit code."""
+        """Run it with the rest of the command line; returns the exit code."""
         if not self.module:
             what = "not part of this release yet"
             raise UsageError([Problem(f"elasticdl {self.name}", "", what, "See elasticdl --help for what is.")])
@@ -44,7 +44,7 @@ class Command:
             return int(module.run(self.name, words))
         try:
             return int(module.run(self.parser().parse_args(words)))
-        except SystemExit as stop:  # argparse has already said why
+        except SystemExit as stop:  # argparse has printed why
             return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
 
 

@@ -120,7 +120,7 @@ def _inspect(args: argparse.Namespace) -> int:
     table.add_column("size", _size(dataset.size_bytes), justify="right")
     for file in dataset.files:
         table.add_row(file.name, f"{file.records:,}", _size(file.size_bytes))
-    # Width matters on a terminal only; elsewhere nothing may be cut off.
+    # Width matters on a terminal only; elsewhere nothing is truncated.
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     console.print(table)
     print(f"fingerprint {dataset.fingerprint()}")

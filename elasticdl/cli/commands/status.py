@@ -1,4 +1,4 @@
-"""`elasticdl status JOB`: how a job stands; with --watch, until it ends."""
+"""`elasticdl status JOB`: shows a job; with --watch, until it ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def _status(args: argparse.Namespace, lookup: JobLookup) -> int:
 
     job = await lookup.find(args.job)
     if args.watch and job.running:
-        if job.note and not args.json:  # else it waits without a word
+        if job.note and not args.json:  # else nothing would be printed while it waits
             _show(make_console(), job, None, "")
         await _watch(job, as_lines_of_json=args.json)
         job = await job.again()
@@ -98,7 +98,7 @@ async def _watch(job: Job, as_lines_of_json: bool) -> None:
         showing = asyncio.create_task(screen.follow() if screen is not None else _print(client, as_lines_of_json))
         over = asyncio.create_task(job.ended())
         try:
-            # A job that ends takes its master along: the view alone would wait for another one.
+            # The master ends with its job: the view alone would wait for another master.
             await asyncio.wait({showing, over}, return_when=asyncio.FIRST_COMPLETED)
             await over
         finally:

@@ -96,7 +96,7 @@ def troubles() -> tuple[type[Exception], ...]:
 
 
 def explained(error: Exception) -> tuple[str, str]:
-    """What went wrong, and the remedy; none where that is in the engine's own words."""
+    """What went wrong, and the remedy; none for a message of the engine."""
     from docker.credentials.errors import StoreError
     from docker.errors import DockerException
 

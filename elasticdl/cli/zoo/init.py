@@ -85,7 +85,7 @@ def read_recipe(args: argparse.Namespace, here: Path) -> Recipe:
 
 
 def _inside(here: Path, flag: str, value: str, problems: list[Problem], folder: bool) -> str:
-    """A path as it stands in the Dockerfile: below the current folder, which is what the engine gets to see."""
+    """A path for the Dockerfile: below the current folder, since the engine gets no other."""
     path = Path(os.path.normpath(here / names.expanded(value)))
     if not (path.is_dir() if folder else path.is_file()):
         what = "no such directory" if folder else "no such file"

@@ -57,7 +57,7 @@ def of_build(problem: str, tail: str) -> str:
 
 
 def of_push(image: str, registry: str, problem: str) -> str:
-    """What to do about a push that this registry refused with these words."""
+    """What to do about a push that a registry refused with this error."""
     host = "Docker Hub" if registry == "docker.io" else registry
     if re.search(r"HTTP response to HTTPS client", problem):
         return (

@@ -1,4 +1,4 @@
-"""Knobs that say where a job runs, from which images, and with which surroundings."""
+"""Knobs of where a job runs, its images and its environment."""
 
 from __future__ import annotations
 

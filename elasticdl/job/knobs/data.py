@@ -1,4 +1,4 @@
-"""Knobs that say what data is read, and how it is cut into shards."""
+"""Knobs of the data and its shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Knobs that say which model is trained and where its pieces are found in the model file."""
+"""Knobs of the model and of the names in the model file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The master as the client of ElasticDL 1.0 starts it: in a pod of its own making, with the whole job as flags.
+"""The master as the client of ElasticDL 1.0 starts it: in a pod that the client made, with the whole job as flags.
 
 It makes the objects that this version's client makes before a master starts, has the pod be one of them, and becomes
 the master. Where such a pod lacks what this version's pods have, its keeper replaces it by one that can.
@@ -38,7 +38,7 @@ DEFAULTS = {"use_async": "False", "sync_version_tolerance": "0"}
 
 
 def master(words: list[str]) -> int:
-    """Submit the job that this pod is the master of, and go on as `python -m elasticdl.master`."""
+    """Submit the job of this master, and become `python -m elasticdl.master`."""
     resolved = job_of(words)
     spec = resolved.require()
     for line in (*resolved.decisions, *resolved.notes):
@@ -57,9 +57,9 @@ def master(words: list[str]) -> int:
 
 
 def job_of(words: Sequence[str]) -> Resolved:
-    """The job that the flags describe. What was left open there is left open here."""
+    """The job that the flags describe, without those that were not given."""
     given = _given(words)
-    if given.get("worker_image") == given.get("image_name"):  # which that client always says
+    if given.get("worker_image") == given.get("image_name"):  # which that client always writes
         given.pop("worker_image", None)
     given["runtime"] = "kubernetes"
     return flags.read_request([f"--{name}={value}" for name, value in given.items()]).resolved
