@@ -29,6 +29,7 @@ TURNED_AWAY = "turned away"  # by a quota or a node: nobody's fault, and tried a
 BLAMED = "crashed in a batch"  # the batch's records answer for it, not the worker's budget
 BY_OTHERS = ("preempted", "evicted", "deleted", "node lost")  # kinds of ends, as a cluster tells them
 CAUSES = (PREEMPTED, CRASHED, OUT_OF_MEMORY, FINISHED, TURNED_AWAY, BLAMED)
+INITIAL = {"worker": "initial worker", "ps": "initial server"}  # why the first replicas are launched
 BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 MEMORY_GROWTH, MEMORY_RAISES = 1.5, 2
 GRACE_SECONDS = 30.0  # for a worker that is sent away
@@ -96,7 +97,7 @@ class Slot:
     turned_away: int = 0  # times in a row
     memory_raises: int = 0
     due: float = 0.0  # when the next one may be launched
-    reason: str = "the job wants it"
+    reason: str = ""
     past: list[str] = field(default_factory=list)  # uids and incarnations of who is gone, where a name is used again
     wanted: bool = True
     on_trial: bool = False  # asked for while the job runs: if it cannot be had, the job goes on without
@@ -117,7 +118,7 @@ class Replicas:
 
     @classmethod
     def wanting(cls, job: str, wanted: dict[str, int], budget: Budget) -> Replicas:
-        slots = [Slot(role, n) for role, count in wanted.items() for n in range(count)]
+        slots = [Slot(role, n, reason=INITIAL.get(role, role)) for role, count in wanted.items() for n in range(count)]
         return cls(job, budget, slots)
 
     def handle(self, event: Event, now: float) -> list[Command]:

@@ -80,7 +80,7 @@ class JobSpec(
         """The user's own program, split as a shell would."""
         return shlex.split(self.job_command or "")
 
-    def limit(self, role: Role) -> ResourceSpec | None:
+    def limit(self, role: str) -> ResourceSpec | None:
         """The most that a replica of this role may use, if given."""
         found: ResourceSpec | None = getattr(self, f"{role}_resource_limit")
         return found

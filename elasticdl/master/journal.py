@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from elasticdl.core import events
+from elasticdl.core.machine import Machine
 from elasticdl.errors import JobFailed, VolumeAway
-from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
-from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 
 SNAPSHOT_EVENTS = 5000
-Machine = TypeVar("Machine", ParameterServerMachine, AllreduceMachine)
+AnyMachine = TypeVar("AnyMachine", bound=Machine)
 
 
 class Journal:
@@ -77,9 +76,7 @@ class Journal:
         """Whether it holds anything of the job's life yet."""
         return self._seq > 0 or self._db.execute("SELECT count(*) FROM state").fetchone()[0] > 0
 
-    def keep_state(
-        self, job: ParameterServerMachine | AllreduceMachine, now: float, every: int = SNAPSHOT_EVENTS
-    ) -> None:
+    def keep_state(self, job: Machine, now: float, every: int = SNAPSHOT_EVENTS) -> None:
         """Replace the events by the state they led to, when there are many."""
         if self._since_state < every:
             return
@@ -91,7 +88,7 @@ class Journal:
             )
         self._since_state = 0
 
-    def recover(self, start: Machine) -> tuple[Machine, float]:
+    def recover(self, start: AnyMachine) -> tuple[AnyMachine, float]:
         """The job as the journal left it, and the time of its last event. Nothing is acted upon."""
         self._check_terms(start.terms)
         try:

@@ -17,21 +17,16 @@ from elasticdl.cluster import protocol
 from elasticdl.cluster.protocol import Cluster, Exit, ReplicaPhase, ReplicaRequest, ReplicaStatus
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
+from elasticdl.core.machine import Machine
 from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, TURNED_AWAY
 from elasticdl.errors import Refused, Unreachable
 from elasticdl.job import loglines
 from elasticdl.job.names import KEEPER, MASTER, replica_name
 from elasticdl.master.actions import Actions
-from elasticdl.master.brain import Brain, Effect, Send
-from elasticdl.master.by_hand import Hands
 from elasticdl.master.journal import Journal
-from elasticdl.master.relay import Relay
 from elasticdl.master.servicer import Streams
+from elasticdl.master.side import Context, Effect, Send, Side
 from elasticdl.master.status import Chronicle, phase, status
-from elasticdl.master.world_brain import WorldBrain
-from elasticdl.master.world_status import world_phase, world_status
-from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
-from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.usage import Meter
 
@@ -56,31 +51,24 @@ def cause_of(end: Exit) -> str:
 
 class Master:
     def __init__(
-        self, job: ParameterServerMachine | AllreduceMachine,
-        now: float, journal: Journal, cluster: Cluster, actions: Actions, token: str,
-        starts: int, clock: Callable[[], float] = time.time, datasets: str = "",
+        self, make_side: Callable[[Context], Side[Any]], now: float, journal: Journal, cluster: Cluster,
+        actions: Actions, token: str, starts: int, clock: Callable[[], float] = time.time, datasets: str = "",
     ) -> None:  # fmt: skip
-        self.job, self.journal, self.cluster, self.actions = job, journal, cluster, actions
+        self.journal, self.cluster, self.actions = journal, cluster, actions
         self.chronicle = Chronicle(journal.fact("started_at") or clock())
-        self.brain: Brain | WorldBrain
-        if isinstance(job, AllreduceMachine):
-            run = int(self.chronicle.started_at * 1e6)
-            self.brain = WorldBrain(job, actions.checkpoint_dir, str(actions.spec.output or ""), run)
-        else:
-            self.brain = Brain(job, checkpoint_dir=actions.checkpoint_dir)
         self._clock, self._now, self._starts = clock, now, starts
         self._inbox: asyncio.Queue[e.Event] = asyncio.Queue()
         self._errands: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()  # of the cluster, in order
         self._deleting: dict[str, asyncio.Task[None]] = {}  # names of checkpoints that are about to be gone
-        self.hands: Hands | None = None
-        if isinstance(job, ParameterServerMachine) and job.terms.by_hand:
-            self.hands = Hands(job, self._inbox.put_nowait, actions.spec.to_json(), datasets)
+        put, started_at = self._inbox.put_nowait, self.chronicle.started_at
+        self.side = make_side(
+            Context(actions.spec, actions.training, actions.folder, self._send, put, datasets, started_at)
+        )
+        self.machine: Machine = self.side.machine
         self.streams = Streams(
-            token, starts, self._inbox.put_nowait, job.replicas.admits, self.status,
-            refuses=job.refused, aside=self._aside, came=self.hands.come if self.hands is not None else None,
-            datasets=datasets,
+            token, starts, put, self._hear, self.machine.replicas.admits, self.status,
+            refuses=self.machine.refused, join=self.side.join, datasets=datasets,
         )  # fmt: skip
-        self.relay = Relay(job, self.streams.send) if isinstance(job, AllreduceMachine) else None
         self._said_at = 0.0
         self._meter = Meter()
         self._decided = asyncio.Event()
@@ -92,36 +80,28 @@ class Master:
         return self._now
 
     def status(self) -> pb.Status:
-        if isinstance(self.job, AllreduceMachine):
-            out = world_status(self.job, self.chronicle, self.now(), self._starts)
-        else:
-            out = status(self.job, self.chronicle, self.now(), self._starts)
+        out = status(self.side, self.chronicle, self.now(), self._starts)
         for name, used in {replica_name(out.job, MASTER): self._meter.read(), **self.streams.usage}.items():
             out.usage[name].CopyFrom(used)
         return out
 
-    def _aside(self, replica: str, message: pb.FromReplica) -> bool:
-        """What is dealt with at once, and is no event: it may come hundreds of times a second."""
-        match message.WhichOneof("body"):
-            case "stored" if self.relay is not None:
-                self.relay.stored(replica, message.stored)
-            case "pulse" if self.relay is not None:
-                event = self.relay.pulse(replica, message.pulse, self.now())
-                if event is not None:
-                    self._inbox.put_nowait(event)
-            case "stack":
-                log.warning("%s stands here:\n%s", replica, message.stack.text)
-            case _:
-                return False
-        return True
+    def _hear(self, replica: str, message: pb.FromReplica) -> None:
+        if message.WhichOneof("body") == "stack":
+            log.warning("Stack trace of %s:\n%s", replica, message.stack.text)
+            return
+        for event in self.side.hear(replica, message, self.now()):
+            self._inbox.put_nowait(event)
+
+    def _send(self, replica: str, message: pb.ToReplica) -> None:
+        self.streams.send(replica, message)
 
     async def run(self) -> None:
         """Until the job is over. The outcome is then in `job`."""
-        if self.job.outcome:
+        if self.machine.outcome:
             return
         listed = [r for r in await self.cluster.list() if _is_replica(r)]
         running = tuple((r.name, r.uid) for r in listed if r.phase is not ReplicaPhase.GONE)
-        running += self.hands.running() if self.hands is not None else ()
+        running += self.side.unlisted()
         ended = tuple((r.name, r.uid) for r in listed if r.phase is ReplicaPhase.GONE)
         waiting = tuple(r.name for r in listed if r.phase is ReplicaPhase.PENDING)
         # How they ended comes before who is missing: a crash must not be taken for a loss without a reason.
@@ -130,7 +110,7 @@ class Master:
         errands = asyncio.create_task(self._run_errands())
         try:
             await self._decide([*exits, e.MasterStarted(running, ended, waiting)])
-            while not self.job.outcome:
+            while not self.machine.outcome:
                 events = await self._next(watch, errands)
                 await self._decide(events)
                 self._say_progress()
@@ -144,7 +124,7 @@ class Master:
 
     async def _next(self, *never: asyncio.Task[None]) -> list[e.Event]:
         """Everything that has come, or `TimePassed` when a deadline came first; raises if what must not end did."""
-        deadline = min((t for t in self._deadlines() if t is not None), default=None)
+        deadline = min((t for t in (self.machine.deadline(), self.side.deadline()) if t is not None), default=None)
         wait = None if deadline is None else max(0.0, deadline - self.now()) + 0.001
         get = asyncio.create_task(self._inbox.get())
         done, _ = await asyncio.wait({get, *never}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
@@ -155,28 +135,25 @@ class Master:
             raise Unreachable("the cluster stopped telling of its replicas")
         if get not in done:
             get.cancel()
-            return [*(self.relay.hangs.hung(self.now()) if self.relay is not None else []), e.TimePassed()]
+            return [*self.side.overdue(self.now()), e.TimePassed()]
         events = [get.result()]
         while not self._inbox.empty():
             events.append(self._inbox.get_nowait())
         return events
 
-    def _deadlines(self) -> list[float | None]:
-        return [self.job.deadline(), self.relay.hangs.deadline() if self.relay is not None else None]
-
     async def _decide(self, events: list[e.Event]) -> None:
         entries, effects = [], []
         gone: list[Callable[[], None]] = []  # streams of those that are: their processes may still run, and speak
         for event in events:
-            if self.job.outcome:
+            if self.machine.outcome:
                 break
-            if isinstance(event, e.ReplicaJoined) and not self.job.replicas.admits(event.name, event.incarnation):
+            if isinstance(event, e.ReplicaJoined) and not self.machine.replicas.admits(event.name, event.incarnation):
                 continue
-            if isinstance(event, e.ReplicaGone) and self.job.replicas.concerns(event.name, event.uid):
+            if isinstance(event, e.ReplicaGone) and self.machine.replicas.concerns(event.name, event.uid):
                 gone.append(self.streams.cutter(event.name))
             now = self.now()
             entries.append((event, now))
-            effects += self.brain.decide(event, now)
+            effects += self.side.decide(event, now)
         self.journal.append(entries)
         faults.point("master.after_journal")
         for cut in gone:
@@ -186,19 +163,16 @@ class Master:
             if isinstance(effect, Send):
                 self._say(effect)
         for event, _ in entries:
-            if self.hands is not None:
-                self.hands.decided(event)
-            if self.relay is not None and isinstance(event, e.ReplicaJoined):
-                self.relay.again(event.name, self.now(), event.generation)
+            self.side.decided(event, self.now())
         await asyncio.sleep(0)  # the streams take it
         for effect in effects:
             await self._act(effect)
-        self.journal.keep_state(self.job, self.now())
+        self.journal.keep_state(self.machine, self.now())
         self._decided.set()
 
-    async def until(self, so: Callable[[ParameterServerMachine | AllreduceMachine], bool]) -> None:
+    async def until(self, so: Callable[[Machine], bool]) -> None:
         """Ends when it is so of the job."""
-        while not so(self.job):
+        while not so(self.machine):
             self._decided.clear()
             await self._decided.wait()
 
@@ -209,18 +183,17 @@ class Master:
 
     async def _act(self, effect: Effect) -> None:
         match effect:
-            case c.LaunchReplica(role, index, reason, memory_factor, number):
-                request = self.actions.request(role, index, memory_factor, number)
-                self._announce(f"starting {request.name}: {reason}")
+            case c.LaunchReplica(role, reason=reason):
+                request = self.actions.request(effect, self.side.program(role))
+                self._announce(f"Starting {request.name} ({reason})")
                 self._errands.put_nowait(partial(self._launch, request))
             case c.StopReplica(name, reason, grace_seconds):
-                self._announce(f"stopping {name}: {reason}")
+                self._announce(f"Stopping {name} ({reason})")
                 self._errands.put_nowait(partial(self._stop, name, grace_seconds))
                 # Whoever cannot be reached to be killed must at least not believe that it still belongs to the job.
                 loop, cut_seconds = asyncio.get_running_loop(), grace_seconds + CUT_SECONDS
                 loop.call_later(cut_seconds, self.streams.cutter(name))
-                if self.hands is not None:
-                    loop.call_later(cut_seconds, self.hands.sent_away, name, reason)
+                loop.call_later(cut_seconds, self.side.cut_off, name, reason)
             case c.IdentifyRecord(shard, epoch, position):
                 record, name = self.actions.identify(epoch, position)
                 self._inbox.put_nowait(e.RecordIdentified(shard, position, record, name))
@@ -231,26 +204,19 @@ class Master:
                 if (old := self._deleting.get(f"version-{effect.position.version}")) is not None:
                     await old  # or it would delete what takes its place
                 try:
-                    directory = self._publish(effect)
+                    directory = self.side.publish(effect)
                     published = e.CheckpointPublished(cut, directory)
                 except OSError as error:
                     published = e.CheckpointPublished(cut, "", f"{error.filename}: {error.strerror or error}")
                 self._inbox.put_nowait(published)
             case c.DeleteCheckpoints(directories):
-                deleting = asyncio.create_task(asyncio.to_thread(self.actions.delete, directories))
+                deleting = asyncio.create_task(asyncio.to_thread(self.actions.folder.delete, directories))
                 self._deleting |= {Path(d).name: deleting for d in directories}
                 deleting.add_done_callback(self._deleted)
             case c.Announce(text):
                 self._announce(text)
             case c.FinishJob(outcome, reason):
                 self._announce(f"the job {outcome}: {reason}")
-
-    def _publish(self, command: c.PublishCheckpoint) -> str:
-        if isinstance(self.job, AllreduceMachine):
-            return self.actions.publish_state(
-                command, self.job.evaluations, self.job.bad_records, self.job.saves.open_cuts
-            )
-        return self.actions.publish(command, self.job.shards.searches.bad_records)
 
     def _deleted(self, task: asyncio.Task[None]) -> None:
         self._deleting = {name: other for name, other in self._deleting.items() if other is not task}
@@ -265,7 +231,7 @@ class Master:
 
     async def _run_errands(self) -> None:
         while (errand := await self._errands.get()) is not None:
-            if not self.job.outcome:  # else everybody is sent away
+            if not self.machine.outcome:  # else everybody is sent away
                 await errand()
 
     async def _launch(self, request: ReplicaRequest) -> None:
@@ -296,14 +262,13 @@ class Master:
         self.chronicle.note(self.now(), text)
 
     def _say_progress(self) -> None:
-        now, at = self.now(), self.job.progress()
+        now, at = self.now(), self.machine.progress()
         self.chronicle.progress(now, at.records)
         if now - self._said_at >= PROGRESS_SECONDS and at.version:
             self._said_at = now
-            doing = world_phase(self.job) if isinstance(self.job, AllreduceMachine) else phase(self.job)
             log.info(
                 "%s: %d of %d records, step %d, loss %s, %.0f records/s",
-                doing, at.records, at.total_records, at.version,
+                phase(self.side), at.records, at.total_records, at.version,
                 "unknown" if at.loss is None else f"{at.loss:.4g}", self.chronicle.records_per_second(),
             )  # fmt: skip
 
@@ -317,11 +282,11 @@ class Master:
 
     async def end(self) -> None:
         """Tell everybody that it is over, and see them go."""
-        self.streams.say_goodbye(f"the job {self.job.outcome}")
-        grace = END_SECONDS if self.job.outcome != "failed" else 2.0
+        self.streams.say_goodbye(f"the job {self.machine.outcome}")
+        grace = END_SECONDS if self.machine.outcome != "failed" else 2.0
         with contextlib.suppress(TimeoutError, Unreachable):
             await asyncio.wait_for(self._all_gone(), grace)
-        if self.hands is not None:  # whose end no cluster sees
+        if self.side.unlisted():  # whose end no cluster sees
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.streams.all_left(), grace)
         for replica in await self.cluster.list():

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from elasticdl.errors import DataError, Problem
-from elasticdl.job.invalid import shown
 from elasticdl.job.spec import JobSpec
 
 EXPORT_FORMAT = "elasticdl-export/"
@@ -101,9 +100,8 @@ def find_checkpoint(spec: JobSpec) -> tuple[Path | None, list[Problem], list[str
     """The checkpoint to start from: the folder given, or the newest good one in it; and what to tell about it."""
     if not spec.checkpoint_dir_for_init:
         return None, [], []
-    from elasticdl.collective.manifest import read_state_manifest
     from elasticdl.files import MANIFEST, verify
-    from elasticdl.ps.snapshot import read_manifest
+    from elasticdl.master.side import side_of
 
     given = Path(spec.checkpoint_dir_for_init).absolute()
     flag, value, notes = "--checkpoint_dir_for_init", spec.checkpoint_dir_for_init, []
@@ -114,10 +112,7 @@ def find_checkpoint(spec: JobSpec) -> tuple[Path | None, list[Problem], list[str
     problems = []
     for path in [given] if (given / MANIFEST).exists() or not versions else newest_first:
         try:
-            if spec.distribution_strategy == "AllreduceStrategy":
-                verify(path, read_state_manifest(path)["part"]["files"])
-            else:
-                verify(path, [f for part in read_manifest(path)["files"].values() for f in part])
+            verify(path, side_of(spec).checkpoint_files(path))
         except DataError as error:
             problems.append(Problem(flag, value, f"{error.path}: {error.what}", error.remedy))
             notes.append(f"{error.path}: {error.what}. The checkpoint before it is used.")
@@ -128,35 +123,7 @@ def find_checkpoint(spec: JobSpec) -> tuple[Path | None, list[Problem], list[str
 
 def check_data_of_checkpoint(spec: JobSpec, path: Path, datasets: dict[str, Any]) -> list[Problem]:
     """A checkpoint's place in the data means something only in the same order of the same records."""
-    from elasticdl.collective.manifest import changed, read_state_manifest
-    from elasticdl.ps.snapshot import read_manifest
-
-    again = "Give that, or start without --checkpoint_dir_for_init."
-    if spec.distribution_strategy == "AllreduceStrategy":
-        state = read_state_manifest(path)
-        problems = [
-            Problem(f"--{name}", shown(getattr(spec, name)), f"the checkpoint was made with {shown(then)}", again)
-            for name, then in changed(state, spec)
-        ]
-        return problems + _other_data(spec, state["training_data"], datasets)
-    manifest = dict(read_manifest(path))
-    knobs = ("minibatch_size", "max_step", "num_minibatches_per_task", "seed", "shuffle")
-    problems = [
-        Problem(f"--{name}", shown(getattr(spec, name)), f"the checkpoint was made with {shown(manifest[name])}", again)
-        for name in knobs
-        if manifest[name] != getattr(spec, name)
-    ]
-    if (batches := manifest.get("round_batches", 0)) != spec.round_batches:
-        made = f"synchronous training with --grads_to_wait={batches}" if batches else "asynchronous training"
-        problems.append(Problem("--use_async", shown(spec.asynchronous), f"the checkpoint was made by {made}", again))
-    return problems + _other_data(spec, str(manifest["training_data"]), datasets)
-
-
-def _other_data(spec: JobSpec, fingerprint: str, datasets: dict[str, Any]) -> list[Problem]:
     from elasticdl.data.dataset import Dataset
+    from elasticdl.master.side import side_of
 
-    if Dataset.from_json(datasets["training"]).fingerprint() == fingerprint:
-        return []
-    what = "not the data that the checkpoint was made with"
-    remedy = "Give the same files, or start without --checkpoint_dir_for_init."
-    return [Problem("--training_data", str(spec.training_data), what, remedy)]
+    return side_of(spec).checkpoint_problems(path, spec, Dataset.from_json(datasets["training"]))

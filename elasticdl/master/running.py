@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,16 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 
 from elasticdl.cluster.protocol import Cluster
+from elasticdl.core.machine import Machine
 from elasticdl.data.dataset import Dataset
-from elasticdl.errors import ElasticDLError, JobFailed, SentAway
+from elasticdl.errors import ElasticDLError, JobFailed, SentAway, UsageError
 from elasticdl.files import write_durably
 from elasticdl.job import loglines, names
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.actions import Actions
 from elasticdl.master.journal import Journal
 from elasticdl.master.master import Master
-from elasticdl.master.resume import restored, state_restored
-from elasticdl.master.terms import allreduce_terms_of, terms_of
-from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
-from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
+from elasticdl.master.side import side_of
 from elasticdl.wire import tls
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
 from elasticdl.wire.link import SERVER_OPTIONS
@@ -54,14 +53,15 @@ async def run(
         starts = int(journal.fact("starts") or 0) + 1
         journal.remember("starts", starts)
         try:
-            job, now = _recover(spec, training, validation, journal)
+            machine, now = _recover(spec, training, validation, journal)
         except ElasticDLError as error:
             log.error("%s", error)
             return {"outcome": "failed", "reason": str(error), "status": {}}  # it will not go better the next time
         actions = Actions(spec, training, spec.checkpoint_dir or str(paths.checkpoint))
         master = Master(
-            job, now, journal, cluster, actions, os.environ[names.ENV_TOKEN], starts, datasets=json.dumps(described)
-        )
+            partial(side_of(spec), machine), now, journal, cluster, actions, os.environ[names.ENV_TOKEN], starts,
+            datasets=json.dumps(described),
+        )  # fmt: skip
         if journal.fact("started_at") is None:
             journal.remember("started_at", master.chronicle.started_at)
         add_ControlServicer_to_server(master.streams, server)  # type: ignore[no-untyped-call]
@@ -75,9 +75,9 @@ async def run(
         if validation:
             log.info(loglines.EVALUATION_STOPPED)
         await master.end()
-        await asyncio.to_thread(actions.sweep)
+        await asyncio.to_thread(actions.folder.sweep)
         shown = MessageToDict(master.status(), preserving_proto_field_name=True)
-        return {"outcome": job.outcome, "reason": job.reason, "status": shown}
+        return {"outcome": machine.outcome, "reason": machine.reason, "status": shown}
     finally:
         await cluster.close()
         await server.stop(0.5)
@@ -105,9 +105,7 @@ def conclude(paths: names.JobPaths, result: Result) -> None:
     write_durably(paths.result, json.dumps(result, indent=1).encode())
 
 
-def _recover(
-    spec: JobSpec, training: Dataset, validation: int, journal: Journal
-) -> tuple[ParameterServerMachine | AllreduceMachine, float]:
+def _recover(spec: JobSpec, training: Dataset, validation: int, journal: Journal) -> tuple[Machine, float]:
     """The job as the journal left it, or as it begins."""
     known = journal.fact("data")
     if known is None:
@@ -115,15 +113,13 @@ def _recover(
     elif training.fingerprint() != Dataset.from_json(known).fingerprint():
         changed = "; ".join(Dataset.from_json(known).difference(training))
         raise JobFailed(f"the training data changed while the job was running: {changed}")
-    if spec.distribution_strategy == "AllreduceStrategy":
-        begin = AllreduceMachine.new(allreduce_terms_of(spec, training.records, validation))
-        if spec.checkpoint_dir_for_init and not journal.begun:
-            begin = state_restored(begin, Path(spec.checkpoint_dir_for_init), spec, training)
-            journal.keep_state(begin, 0.0, every=0)
-        return journal.recover(begin)
-    start = ParameterServerMachine.new(terms_of(spec, training.records, validation))
+    side = side_of(spec)
+    machine = side.begin(spec, training, validation)
     if spec.checkpoint_dir_for_init and not journal.begun:
         # Kept in the journal: the next master needs the old checkpoint no more.
-        start = restored(start, Path(spec.checkpoint_dir_for_init), spec, training)
-        journal.keep_state(start, 0.0, every=0)
-    return journal.recover(start)
+        checkpoint = Path(spec.checkpoint_dir_for_init)
+        if problems := side.checkpoint_problems(checkpoint, spec, training):
+            raise UsageError(problems)
+        side.resume(machine, checkpoint)
+        journal.keep_state(machine, 0.0, every=0)
+    return journal.recover(machine)

@@ -11,7 +11,6 @@ import grpc
 
 from elasticdl.core import events as e
 from elasticdl.errors import Refused
-from elasticdl.master.brain import event_of, events_of_hello
 from elasticdl.wire import PROTOCOL, auth
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import ControlServicer
@@ -28,21 +27,20 @@ class Streams(ControlServicer):
         self,
         token: str,
         master_epoch: int,
-        hear: Callable[[e.Event], None],
+        put: Callable[[e.Event], None],
+        hear: Callable[[str, pb.FromReplica], None],
         admits: Callable[[str, str], bool],
         status: Callable[[], pb.Status],
         status_seconds: float = 0.5,
         refuses: Callable[[str, int], str] = lambda role, count: "",
-        aside: Callable[[str, pb.FromReplica], bool] = lambda name, message: False,
-        came: Callable[[int], Awaitable[pb.JoinReply]] | None = None,
+        join: Callable[[int], Awaitable[pb.JoinReply]] | None = None,
         datasets: str = "",
     ) -> None:
         self._token, self._epoch = token, master_epoch
-        self._hear, self._admits, self._status = hear, admits, status
+        self._put, self._hear, self._admits, self._status = put, hear, admits, status
         self._status_seconds, self._refuses = status_seconds, refuses
-        self._aside = aside  # whether a message was dealt with at once, and is no event
         self._datasets = datasets  # what the data consists of, as JSON
-        self._came = came  # takes a worker that was started by hand, where the job has such
+        self._join = join  # takes a worker that a user started
         self._outboxes: dict[str, Outbox] = {}
         self.usage: dict[str, pb.Usage] = {}  # what those that are connected last said they use
         self._left = asyncio.Event()  # set while nobody is connected
@@ -80,9 +78,9 @@ class Streams(ControlServicer):
             if request.protocol != PROTOCOL:
                 what = f"this worker speaks protocol {request.protocol}, the master {PROTOCOL}"
                 raise Refused(f"{what}: use one version of ElasticDL")
-            if self._came is None:
+            if self._join is None:
                 raise Refused("this job starts its workers itself")
-            return await self._came(request.worker)
+            return await self._join(request.worker)
         except Refused as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise
@@ -112,8 +110,7 @@ class Streams(ControlServicer):
         outbox.put_nowait(pb.ToReplica(welcome=pb.Welcome(master_epoch=self._epoch)))
         if self._goodbye is not None:
             outbox.put_nowait(self._goodbye)
-        for event in events_of_hello(name, hello):
-            self._hear(event)
+        self._hear(name, first)
         reader = asyncio.create_task(self._read(name, outbox, request_iterator))
         try:
             while (message := await outbox.get()) is not None:
@@ -125,7 +122,7 @@ class Streams(ControlServicer):
                 self.usage.pop(name, None)
                 if not self._outboxes:
                     self._left.set()
-                self._hear(e.ReplicaDropped(name, hello.incarnation))
+                self._put(e.ReplicaDropped(name, hello.incarnation))
 
     async def _read(self, name: str, outbox: Outbox, messages: AsyncIterator[pb.FromReplica]) -> None:
         try:
@@ -135,8 +132,8 @@ class Streams(ControlServicer):
                 kind = message.WhichOneof("body")
                 if kind == "usage":
                     self.usage[name] = message.usage
-                elif kind not in (None, "hello") and not self._aside(name, message):
-                    self._hear(event_of(name, message))
+                elif kind not in (None, "hello"):
+                    self._hear(name, message)
         finally:
             outbox.put_nowait(None)
 
@@ -156,14 +153,14 @@ class Streams(ControlServicer):
 
     async def Stop(self, request: pb.StopRequest, context: Any) -> pb.StopReply:
         await self._authenticate(context)
-        self._hear(e.StopRequested(request.reason or "a stop was asked for"))
+        self._put(e.StopRequested(request.reason or "a stop was asked for"))
         return pb.StopReply()
 
     async def Scale(self, request: pb.ScaleRequest, context: Any) -> pb.ScaleReply:
         await self._authenticate(context)
         refused = self._refuses(request.role, request.count)
         if not refused:
-            self._hear(e.ScaleRequested(request.role, request.count))
+            self._put(e.ScaleRequested(request.role, request.count))
         return pb.ScaleReply(refused=refused)
 
     async def _authenticate(self, context: Any) -> None:

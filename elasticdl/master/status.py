@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from elasticdl.core.replicas import State
-from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
+from elasticdl.core.machine import Recovery
+from elasticdl.core.plan import BadRecord
+from elasticdl.master.side import Side
 from elasticdl.wire import control_pb2 as pb
 
 RATE_SECONDS = 30.0
@@ -39,71 +42,54 @@ class Chronicle:
         return (n1 - n0) / (t1 - t0) if t1 > t0 else 0.0
 
 
-def phase(job: ParameterServerMachine) -> str:
-    if job.outcome:
-        return job.outcome
-    if job.servers.stopping:
-        return "stopping"
-    if job.shards.paused and job.servers.checkpoints.timeline > 1:
-        return "going back"
-    if job.shards.paused or (not job.shards.version and not job.shards.leased):
-        return "starting"
-    if job.closing.auditing and not job.closing.audited:
-        return "auditing"
-    if job.closing.exporting:
-        return "exporting"
-    if job.shards.trained_out:
-        return "evaluating"
-    return "training"
+def phase(side: Side[Any]) -> str:
+    return side.machine.outcome or side.phase()
 
 
-def status(job: ParameterServerMachine, chronicle: Chronicle, now: float, master_starts: int) -> pb.Status:
-    shards = job.shards
-    leases: dict[str, list[str]] = {}
-    for s in sorted(shards.leased.values(), key=lambda s: s.turn):
-        leases.setdefault(s.worker, []).append(f"{s.id} {s.next_batch}/{s.batches}")
+def status(side: Side[Any], chronicle: Chronicle, now: float, master_starts: int) -> pb.Status:
+    machine, at = side.machine, side.machine.progress()
     out = pb.Status(
-        job=job.terms.job,
-        phase=phase(job),
-        reason=job.reason,
-        records_done=shards.done_records,
-        records_total=job.terms.plan.total_records,
-        epoch=min(shards.epoch, job.terms.plan.epochs - 1),
-        epochs=job.terms.plan.epochs,
-        version=shards.version,
-        version_total=job.terms.plan.total_versions,
-        loss=job.loss or 0.0,
-        has_loss=job.loss is not None,
+        job=machine.terms.job,
+        mode=machine.terms.mode,
+        phase=phase(side),
+        reason=machine.reason,
+        records_done=at.records,
+        records_total=at.total_records,
+        epoch=at.epoch,
+        epochs=at.epochs,
+        version=at.version,
+        version_total=at.total_versions,
+        loss=at.loss or 0.0,
+        has_loss=at.loss is not None,
         records_per_second=chronicle.records_per_second(),
-        losses=job.replicas.losses,
-        incidents=job.replicas.incidents,
-        recovery_seconds=[r.seconds for r in job.recoveries if r.seconds is not None],
-        bad_records=[b.name for b in shards.searches.bad_records],
+        losses=machine.replicas.losses,
+        incidents=machine.replicas.incidents,
         started_at=chronicle.started_at,
         now=now,
-        output=job.closing.exported,
-        audit=job.closing.audited,
-        checkpoint=job.checkpoint,
         master_starts=master_starts,
-        timeline=job.servers.checkpoints.timeline,
-        repeated_batches=job.repeated,
-        rollbacks=job.rollbacks,
-        servers=len(job.servers.names),
-        servers_wanted=job.servers.wanted,
-        mode=job.terms.mode,
-        skipped_batches=shards.skipped,
     )
-    for version, metrics in job.evaluation.done:
-        out.evaluations.add(version=version, metrics=json.loads(metrics))
-    for r in job.replicas.replicas.values():
-        shown = (
-            "waiting for work" if r.state is State.JOINED and r.role == "worker" and r.name not in leases else r.state
-        )
-        out.replicas.add(
-            name=r.name, role=r.role, state=shown, detail=r.detail, since=r.since, leases=leases.get(r.name, [])
-        )
-    for at, text in chronicle.decisions:
-        out.decisions.add(at=at, text=text)
-    for epoch, done in sorted(shards.done.items()):
-        out.epochs_done.add(epoch=epoch, records=done.records, batches=done.batches)
+    for r in machine.replicas.replicas.values():
+        out.replicas.add(name=r.name, role=r.role, state=r.state, detail=r.detail, since=r.since)
+    for when, text in chronicle.decisions:
+        out.decisions.add(at=when, text=text)
+    side.describe(out)
     return out
+
+
+class Trains(Protocol):
+    """A machine of a job that trains a model and saves it."""
+
+    recoveries: list[Recovery]
+    repeated: int
+    checkpoint: str
+
+
+def add_training(
+    out: pb.Status, machine: Trains, evaluations: Iterable[tuple[int, str]], bad_records: Iterable[BadRecord]
+) -> None:
+    """What is known of the training itself, in strategies that train a model."""
+    out.recovery_seconds.extend(r.seconds for r in machine.recoveries if r.seconds is not None)
+    out.bad_records.extend(b.name for b in bad_records)
+    out.repeated_batches, out.checkpoint = machine.repeated, machine.checkpoint
+    for version, metrics in evaluations:
+        out.evaluations.add(version=version, metrics=json.loads(metrics))

@@ -1,29 +1,16 @@
-"""What a job's description means to the core: its terms."""
+"""What a job's description means to the parts of the core that strategies share."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from elasticdl.core.checkpoints import Schedule
-from elasticdl.core.plan import Plan
 from elasticdl.core.replicas import Budget
-from elasticdl.core.steps import StepPlan
 from elasticdl.job import names, storage
 from elasticdl.job.spec import JobSpec
-from elasticdl.job.strategy import strategy_of
-from elasticdl.strategies.allreduce.core.terms import AllreduceTerms
-from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTerms
 
 
-def terms_of(spec: JobSpec, training_records: int, validation_records: int) -> ParameterServerTerms:
-    return ParameterServerTerms(
-        str(spec.job_name), spec.num_workers, spec.num_ps_pods, Plan.of(spec, training_records), validation_records,
-        spec.evaluation_steps, spec.max_bad_records, bool(spec.output), _budget(spec), spec.audit, _schedule(spec),
-        strategy_of(spec).mode(spec), spec.workers_by_hand,
-    )  # fmt: skip
-
-
-def _budget(spec: JobSpec) -> Budget:
+def budget(spec: JobSpec) -> Budget:
     limit = spec.limit("worker")
     return Budget(
         crashes=spec.relaunch_on_worker_failure,
@@ -35,16 +22,7 @@ def _budget(spec: JobSpec) -> Budget:
     )
 
 
-def allreduce_terms_of(spec: JobSpec, training_records: int, validation_records: int) -> AllreduceTerms:
-    return AllreduceTerms(
-        str(spec.job_name), spec.num_workers, StepPlan.of(spec, training_records), spec.min_workers or 1,
-        spec.max_workers or 0, spec.num_standby, spec.deterministic, spec.master_grace_seconds, validation_records,
-        spec.evaluation_steps, bool(spec.output), spec.audit, _budget(spec), _schedule(spec),
-        strategy_of(spec).mode(spec), spec.max_bad_records,
-    )  # fmt: skip
-
-
-def _schedule(spec: JobSpec) -> Schedule:
+def schedule(spec: JobSpec) -> Schedule:
     home = names.JobPaths(Path(str(spec.state_dir)), str(spec.job_name))
     own = spec.checkpoint_dir is None or Path(spec.checkpoint_dir) == home.checkpoint
     return Schedule(

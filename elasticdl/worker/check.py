@@ -25,13 +25,11 @@ from elasticdl.data.reader import Reader, open_reader
 from elasticdl.data.verification import examine
 from elasticdl.errors import DataError, ModelError, Problem, UsageError
 from elasticdl.frameworks.arrays import Arrays
-from elasticdl.frameworks.loading import load_replica, load_trainable
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest
-from elasticdl.frameworks.replica.model_replica import ModelReplica
-from elasticdl.frameworks.trainable import Trainable
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.sources import open_source
+from elasticdl.worker.trainer import trainer_of
 
 VERIFIED_BYTES = 1 << 30  # of data are read completely before a job starts: some seconds, half a minute for CSV
 _NAMED_FILES = 20  # damaged ones, after which it is enough
@@ -159,11 +157,7 @@ def _build(spec: JobSpec, code: ModelFile, reader: Reader, dataset: Dataset) -> 
         return code.feed(records, "training", reader.metadata)[0]
 
     sample()  # a feed that fails should do so before anything starts, whether the model needs the sample or not
-    model: Trainable | ModelReplica
-    if spec.distribution_strategy == "AllreduceStrategy":
-        model = load_replica(code, spec.seed, sample, deterministic=spec.deterministic)
-    else:
-        model = load_trainable(code, spec.seed, sample)
+    model = trainer_of(spec).build(spec, code, sample)
     model.new_metrics()
     return model.notes
 

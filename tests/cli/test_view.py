@@ -48,7 +48,7 @@ def training(**changes: object) -> pb.Status:
     status.replicas.add(
         name="elasticdl-mnist-worker-0", role="worker", state="gone", detail="killed by SIGKILL", since=NOW - 2
     )
-    status.decisions.add(at=NOW - 2, text="starting elasticdl-mnist-worker-2: elasticdl-mnist-worker-0 is gone")
+    status.decisions.add(at=NOW - 2, text="Starting elasticdl-mnist-worker-2 (elasticdl-mnist-worker-0 is gone)")
     for name, value in changes.items():
         setattr(status, name, value)
     return status
@@ -90,7 +90,7 @@ def test_the_view_shows_progress_loss_metrics_replicas_and_decisions() -> None:
     assert "working" in rows["worker-1"] and "train/1/40 3/8" in rows["worker-1"]
     assert "starting" in rows["worker-2"]
     assert "gone" in rows["worker-0"] and "killed by SIGKILL" in rows["worker-0"]
-    assert "starting elasticdl-mnist-worker-2: elasticdl-mnist-worker-0 is gone" in text
+    assert "Starting elasticdl-mnist-worker-2 (elasticdl-mnist-worker-0 is gone)" in text
     assert text.rstrip().endswith("Ctrl-C stops with a checkpoint")
 
 

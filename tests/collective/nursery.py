@@ -105,10 +105,6 @@ def _be_born(order: Mapping[str, str | Mapping[str, str]]) -> None:
 def _serve(orders: IO[str]) -> None:
     import torch
 
-    import elasticdl.api
-    import elasticdl.worker.main
-    import elasticdl.worker.replicated  # noqa: F401
-
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # imports as much as torch itself did
     answers = os.fdopen(os.dup(1), "w")

@@ -10,12 +10,13 @@ from elasticdl.core import events as e
 from elasticdl.core.checkpoints import Schedule
 from elasticdl.core.replicas import Budget
 from elasticdl.core.steps import StepPlan
-from elasticdl.master.status import Chronicle
-from elasticdl.master.world_status import world_status
+from elasticdl.master.status import Chronicle, status
 from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
 from elasticdl.strategies.allreduce.core.saves import NEXT
 from elasticdl.strategies.allreduce.core.terms import AllreduceTerms
+from elasticdl.strategies.allreduce.master import AllreduceSide
 from tests.core.allreduce_play import Play, W, of
+from tests.master.sides import context
 
 
 class Following(Play):
@@ -129,6 +130,6 @@ def test_the_status_counts_records_by_epoch() -> None:
     play = Following()
     play.trains(W[0], W[1])
     play.reach(9, 52)
-    status = world_status(play.job, Chronicle(0.0), 1.0, 1)
-    assert (status.records_done, status.records_total, status.epoch, status.version) == (52, 80, 1, 9)
-    assert [(e.epoch, e.records) for e in status.epochs_done] == [(0, 40), (1, 12)]
+    shown = status(AllreduceSide(play.job, context()), Chronicle(0.0), 1.0, 1)
+    assert (shown.records_done, shown.records_total, shown.epoch, shown.version) == (52, 80, 1, 9)
+    assert [(e.epoch, e.records) for e in shown.epochs_done] == [(0, 40), (1, 12)]

@@ -138,7 +138,7 @@ def test_the_readme_shows_lines_that_the_code_writes() -> None:
     assert len(shown) == 1
     assert evaluation_metrics(500, {"accuracy": 0.9245}) in shown[0].splitlines()
     code = "\n".join(path.read_text() for path in (ROOT / "elasticdl").rglob("*.py"))
-    for piece in ("since no --image_name is given", "the job wants it", "Its replicas keep running"):
+    for piece in ("since no --image_name is given", "initial worker", "Its replicas keep running"):
         assert piece in shown[0] and piece in code
 
 

@@ -248,7 +248,7 @@ def test_a_pod_whose_account_may_submit_looks_after_a_job_from_inside(
             assert list(told) == list(commands), said
             assert re.search(rf"^inside +in-cluster/{jobs_namespace} +running", told["list"], re.MULTILINE), said
             assert re.search(r"^worker-0 +working", told["status inside"], re.MULTILINE), said
-            assert "starting elasticdl-inside-worker-0: the job wants it" in told["logs inside"]
+            assert "Starting elasticdl-inside-worker-0 (initial worker)" in told["logs inside"]
             assert "Serving parameters at tcp://" in told["logs inside ps-0"]
             assert (await job.result())["outcome"] == "stopped"
 

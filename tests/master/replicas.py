@@ -10,6 +10,7 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -25,10 +26,10 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.master.actions import Actions
 from elasticdl.master.journal import Journal
 from elasticdl.master.master import Master
-from elasticdl.master.terms import terms_of
 from elasticdl.ps.ledger import Ledger, Push, Verdict
 from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTerms
+from elasticdl.strategies.parameter_servers.master import ParameterServerSide, terms_of
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
@@ -231,7 +232,9 @@ class Stage:
         job, now = journal.recover(ParameterServerMachine.new(self.terms))
         env = {names.ENV_JOB_FILE: "f", names.ENV_TOKEN: TOKEN, names.ENV_MASTER_ADDR: self.address}
         actions = Actions(self.spec, DATA, str(self.spec.checkpoint_dir), env)
-        master = self.master = Master(job, now, journal, self.cluster, actions, TOKEN, self.starts)
+        master = self.master = Master(
+            partial(ParameterServerSide, job), now, journal, self.cluster, actions, TOKEN, self.starts
+        )
         server = grpc.aio.server(options=SERVER_OPTIONS)
         add_ControlServicer_to_server(master.streams, server)  # type: ignore[no-untyped-call]
         self.port = server.add_insecure_port(self.address)

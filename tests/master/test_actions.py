@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from elasticdl.core.commands import PublishCheckpoint
+from elasticdl.core.commands import LaunchReplica, PublishCheckpoint
 from elasticdl.core.plan import BadRecord, EpochDone, Position
+from elasticdl.core.steps import StepPlan
 from elasticdl.files import MANIFEST
 from elasticdl.master.actions import Actions
-from elasticdl.master.brain import partial_directory
+from elasticdl.master.checkpoint_folder import CheckpointFolder
+from elasticdl.master.side import Program
 from elasticdl.ps.snapshot import read_manifest
+from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
+from elasticdl.strategies.allreduce.core.saves import Save
+from elasticdl.strategies.allreduce.core.terms import AllreduceTerms
+from elasticdl.strategies.allreduce.master import AllreduceSide
+from elasticdl.strategies.parameter_servers.checkpoint import manifest
+from elasticdl.strategies.parameter_servers.master import ParameterServerSide
 from tests.master.replicas import DATA, job_spec
+from tests.master.sides import context
 
 AT = Position(40, (0, 5), {"train/0/4": (1, 2)}, {0: EpochDone(40, 320)})
 
 
-def actions(home: Path, job: str = "j") -> Actions:
-    return Actions(job_spec(home, job_name=job), DATA, str(home), {})
+def publish(home: Path, command: PublishCheckpoint, bad_records: Sequence[BadRecord] = (), job: str = "j") -> str:
+    spec = job_spec(home, job_name=job)
+    return CheckpointFolder(str(home), job).publish(command, manifest(command, spec, DATA, bad_records))
 
 
 def parts(home: Path, cut: int, job: str = "j", text: str = "rows") -> Path:
     """What servers leave behind for the master."""
-    partial = Path(partial_directory(str(home), job, cut))
+    partial = Path(CheckpointFolder(str(home), job).partial(cut))
     partial.mkdir(parents=True)
     (partial / "ps-0-of-1.0.safetensors").write_text(text)
     return partial
@@ -39,9 +50,7 @@ FILE = {"name": "ps-0-of-1.0.safetensors", "bytes": 4, "crc32c": 7}
 
 def test_a_checkpoint_says_where_in_the_data_it_stands(tmp_path: Path) -> None:
     parts(tmp_path, 3)
-    assert actions(tmp_path).publish(command(3), [BadRecord(7, "record 7 of a", "ValueError")]) == str(
-        tmp_path / "version-40"
-    )
+    assert publish(tmp_path, command(3), [BadRecord(7, "record 7 of a", "ValueError")]) == str(tmp_path / "version-40")
     manifest = read_manifest(tmp_path / "version-40")
     assert (manifest["cut"], manifest["version"], manifest["next"]) == (3, 40, (0, 5))
     assert manifest["open"] == {"train/0/4": (1, 2)} and manifest["done"] == {"0": (40, 320)}
@@ -52,9 +61,9 @@ def test_a_checkpoint_says_where_in_the_data_it_stands(tmp_path: Path) -> None:
 
 def test_asked_again_by_the_next_master_it_is_the_same_checkpoint(tmp_path: Path) -> None:
     parts(tmp_path, 3)
-    first = actions(tmp_path).publish(command(3), [])
+    first = publish(tmp_path, command(3))
     inode = (tmp_path / "version-40" / MANIFEST).stat().st_ino
-    assert actions(tmp_path).publish(command(3), []) == first
+    assert publish(tmp_path, command(3)) == first
     assert (tmp_path / "version-40" / MANIFEST).stat().st_ino == inode
 
 
@@ -65,15 +74,15 @@ def test_a_master_that_died_half_way_leaves_nothing_that_passes_for_a_checkpoint
     if died_at == "the folder's rename":
         (partial / MANIFEST).write_text("{}")
     assert not list(tmp_path.glob("version-*"))
-    actions(tmp_path).publish(command(3), [])
+    publish(tmp_path, command(3))
     assert read_manifest(tmp_path / "version-40")["cut"] == 3
 
 
 def test_a_checkpoint_of_a_version_that_was_reached_again_replaces_the_old_one(tmp_path: Path) -> None:
     parts(tmp_path, 3, text="of an older timeline")
-    actions(tmp_path).publish(command(3), [])
+    publish(tmp_path, command(3))
     parts(tmp_path, 9, text="of this one")
-    actions(tmp_path).publish(command(9), [])
+    publish(tmp_path, command(9))
     assert (tmp_path / "version-40" / FILE["name"]).read_text() == "of this one"  # type: ignore[operator]
     assert read_manifest(tmp_path / "version-40")["cut"] == 9
     assert [p.name for p in tmp_path.iterdir()] == ["version-40"]
@@ -81,28 +90,28 @@ def test_a_checkpoint_of_a_version_that_was_reached_again_replaces_the_old_one(t
 
 def test_a_checkpoint_left_by_another_cut_is_not_taken_for_this_one(tmp_path: Path) -> None:
     parts(tmp_path, 3)
-    actions(tmp_path).publish(command(3), [])
+    publish(tmp_path, command(3))
     with pytest.raises(FileNotFoundError):  # this cut's parts are gone: it cannot be published
-        actions(tmp_path).publish(command(9), [])
+        publish(tmp_path, command(9))
 
 
 def test_folders_of_cuts_that_were_given_up_go_with_the_next_checkpoint(tmp_path: Path) -> None:
     parts(tmp_path, 2)
     parts(tmp_path, 3)
     other = parts(tmp_path, 2, job="j2")
-    actions(tmp_path).publish(command(3), [])
+    publish(tmp_path, command(3))
     left = sorted(p.name for p in tmp_path.iterdir())
     assert left == sorted([other.name, "version-40"]), "another job's are none of its business"
 
 
 def test_what_is_left_of_checkpoints_when_the_job_is_over_goes_and_those_stay(tmp_path: Path) -> None:
     parts(tmp_path, 3)
-    actions(tmp_path).publish(command(3), [])
+    publish(tmp_path, command(3))
     parts(tmp_path, 2)
     parts(tmp_path, 4)
     other = parts(tmp_path, 5, job="j2")
-    actions(tmp_path).sweep()
-    actions(tmp_path / "never made").sweep()
+    CheckpointFolder(str(tmp_path), "j").sweep()
+    CheckpointFolder(str(tmp_path / "never made"), "j").sweep()
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([other.name, "version-40"])
 
 
@@ -111,11 +120,16 @@ STATE = {"name": "model.safetensors", "bytes": 4, "crc32c": 7}
 
 def state(home: Path, cut: int, text: str = "rows") -> tuple[Path, PublishCheckpoint]:
     """What a worker of an all-reduce job leaves behind for the master, and what that is asked to do with it."""
-    partial = Path(partial_directory(str(home), "j", cut))
+    partial = Path(CheckpointFolder(str(home), "j").partial(cut))
     partial.mkdir(parents=True)
     (partial / "model.safetensors").write_text(text)
     part = json.dumps({"step": 40, "files": [STATE]})
     return partial, PublishCheckpoint(cut, AT, (("elasticdl-j-worker-0", part),), lasting=True)
+
+
+def allreduce(home: Path) -> AllreduceSide:
+    machine = AllreduceMachine.new(AllreduceTerms("j", 2, StepPlan(8, 4, 2, 1)))
+    return AllreduceSide(machine, context(home, checkpoint_dir=str(home)))
 
 
 def test_a_state_that_is_still_being_written_stays_when_a_later_one_is_published(tmp_path: Path) -> None:
@@ -123,17 +137,19 @@ def test_a_state_that_is_still_being_written_stays_when_a_later_one_is_published
     being_written, _ = state(tmp_path, 2)
     given_up, _ = state(tmp_path, 3)
     _, due = state(tmp_path, 4)
-    actions(tmp_path).publish_state(due, [], [], open_cuts={2})
+    side = allreduce(tmp_path)
+    side.machine.saves.asked.append(Save(2, "elasticdl-j-worker-0", 50, lasting=True))
+    side.publish(due)
     assert (being_written / "model.safetensors").exists() and not given_up.exists()
 
 
 def test_a_state_that_is_not_whole_is_not_published(tmp_path: Path) -> None:
     partial, due = state(tmp_path, 1, text="row")
     with pytest.raises(OSError, match="it does not have the 4 bytes that were written"):
-        actions(tmp_path).publish_state(due, [], [])
+        allreduce(tmp_path).publish(due)
     (partial / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError):
-        actions(tmp_path).publish_state(due, [], [])
+        allreduce(tmp_path).publish(due)
     assert not (tmp_path / "version-40").exists() and not (partial / MANIFEST).exists()
 
 
@@ -141,17 +157,17 @@ def test_two_jobs_may_share_a_folder_for_their_checkpoints(tmp_path: Path) -> No
     """As long as they do not stand at the same version; each publishes and cleans up its own."""
     parts(tmp_path, 1)
     parts(tmp_path, 1, job="other")
-    actions(tmp_path).publish(command(1), [])
+    publish(tmp_path, command(1))
     later = Position(41, (0, 5), {}, {0: EpochDone(41, 328)})
-    actions(tmp_path, "other").publish(command(1, later), [])
+    publish(tmp_path, command(1, later), job="other")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["version-40", "version-41"]
 
 
 def test_checkpoints_are_deleted_from_one_moment_to_the_next(tmp_path: Path) -> None:
     for cut, version in ((1, 40), (2, 50)):
         parts(tmp_path, cut)
-        actions(tmp_path).publish(command(cut, Position(version)), [])
-    actions(tmp_path).delete((str(tmp_path / "version-40"), str(tmp_path / "version-7")))
+        publish(tmp_path, command(cut, Position(version)))
+    CheckpointFolder(str(tmp_path), "j").delete((str(tmp_path / "version-40"), str(tmp_path / "version-7")))
     assert [p.name for p in tmp_path.iterdir()] == ["version-50"], "one that is not there is no trouble"
 
 
@@ -159,8 +175,8 @@ def test_a_deletion_that_was_interrupted_is_not_in_the_way_of_the_next(tmp_path:
     (tmp_path / "version-40.gone").mkdir()
     (tmp_path / "version-40.gone" / "left").write_text("over")
     parts(tmp_path, 3)
-    actions(tmp_path).publish(command(3), [])
-    actions(tmp_path).delete((str(tmp_path / "version-40"),))
+    publish(tmp_path, command(3))
+    CheckpointFolder(str(tmp_path), "j").delete((str(tmp_path / "version-40"),))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -171,6 +187,12 @@ OURS = {
 }  # fmt: skip
 
 
+def run(role: str, index: int) -> tuple[LaunchReplica, Program]:
+    asked = context()
+    side = ParameterServerSide(ParameterServerSide.begin(asked.spec, DATA, 0), asked)
+    return LaunchReplica(role, index, "initial"), side.program(role)
+
+
 def in_pods(home: Path, **knobs: object) -> Actions:
     given = {"runtime": "kubernetes", "image_name": "i:1", "worker_resource_limit": "cpu=1.5,memory=1Gi", **knobs}
     return Actions(job_spec(home, **given), DATA, str(home), OURS)
@@ -179,27 +201,29 @@ def in_pods(home: Path, **knobs: object) -> Actions:
 def test_a_pod_runs_its_own_images_python_finds_the_job_in_its_config_and_has_the_threads_of_its_limit(
     tmp_path: Path,
 ) -> None:
-    request = in_pods(tmp_path).request("worker", 3, 1.0)
+    request = in_pods(tmp_path).request(*run("worker", 3))
     assert request.command == ("python", "-m", "elasticdl.worker")
     assert request.env["ELASTICDL_JOB_FILE"] == "/etc/elasticdl/job.json"
     assert (request.env["MASTER_ADDR"], request.env["WORKER_ID"]) == ("m:50001", "3")
     assert request.env["OMP_NUM_THREADS"] == "2", "whatever the master's own are"
-    assert in_pods(tmp_path, envs="OMP_NUM_THREADS=3").request("worker", 3, 1.0).env["OMP_NUM_THREADS"] == "3"
+    assert in_pods(tmp_path, envs="OMP_NUM_THREADS=3").request(*run("worker", 3)).env["OMP_NUM_THREADS"] == "3"
 
 
 def test_a_workers_heap_is_in_huge_pages_unless_somebody_tuned_it_already(tmp_path: Path) -> None:
     local, tuned = ({"MASTER_ADDR": "m:1", **more} for more in ({}, {"GLIBC_TUNABLES": "glibc.malloc.check=1"}))
-    worker = Actions(job_spec(tmp_path), DATA, str(tmp_path), local).request("worker", 0, 1.0)
+    worker = Actions(job_spec(tmp_path), DATA, str(tmp_path), local).request(*run("worker", 0))
     assert worker.env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
-    assert "GLIBC_TUNABLES" not in Actions(job_spec(tmp_path), DATA, str(tmp_path), local).request("ps", 0, 1.0).env
-    assert "GLIBC_TUNABLES" not in Actions(job_spec(tmp_path), DATA, str(tmp_path), tuned).request("worker", 0, 1).env
-    own = in_pods(tmp_path, envs="GLIBC_TUNABLES=glibc.malloc.check=3").request("worker", 0, 1.0)
+    assert "GLIBC_TUNABLES" not in Actions(job_spec(tmp_path), DATA, str(tmp_path), local).request(*run("ps", 0)).env
+    assert (
+        "GLIBC_TUNABLES" not in Actions(job_spec(tmp_path), DATA, str(tmp_path), tuned).request(*run("worker", 0)).env
+    )
+    own = in_pods(tmp_path, envs="GLIBC_TUNABLES=glibc.malloc.check=3").request(*run("worker", 0))
     assert own.env["GLIBC_TUNABLES"] == "glibc.malloc.check=3"
-    assert in_pods(tmp_path).request("worker", 0, 1.0).env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert in_pods(tmp_path).request(*run("worker", 0)).env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
 
 
 def test_a_worker_gets_the_keys_to_speak_and_only_servers_and_the_master_those_to_be_spoken_to(tmp_path: Path) -> None:
-    worker, server = (in_pods(tmp_path).request(role, 0, 1.0).env for role in ("worker", "ps"))
+    worker, server = (in_pods(tmp_path).request(*run(role, 0)).env for role in ("worker", "ps"))
     assert (worker["ELASTICDL_TOKEN"], worker["ELASTICDL_TLS_CERT"], worker["ELASTICDL_DATA_KEY"]) == (
         "t", "certificate", "public",
     )  # fmt: skip
@@ -208,8 +232,8 @@ def test_a_worker_gets_the_keys_to_speak_and_only_servers_and_the_master_those_t
 
 
 def test_the_master_hands_on_what_populate_env_names_says_but_never_a_secret(tmp_path: Path) -> None:
-    env = in_pods(tmp_path, populate_env_names=".*").request("worker", 0, 1.0).env
+    env = in_pods(tmp_path, populate_env_names=".*").request(*run("worker", 0)).env
     assert env["AWS_REGION"] == "somewhere"
     assert not {"ELASTICDL_TLS_KEY", "ELASTICDL_DATA_SECRET", "MY_POD_IP"} & env.keys()
-    assert "AWS_REGION" not in in_pods(tmp_path, populate_env_names="AWS").request("worker", 0, 1.0).env
-    assert "AWS_REGION" not in in_pods(tmp_path).request("worker", 0, 1.0).env
+    assert "AWS_REGION" not in in_pods(tmp_path, populate_env_names="AWS").request(*run("worker", 0)).env
+    assert "AWS_REGION" not in in_pods(tmp_path).request(*run("worker", 0)).env

@@ -134,7 +134,7 @@ async def finished(stage: Stage) -> pb.Status:
     async with stage.mastered() as master:
         await asyncio.wait_for(master.run(), 30)
         await master.end()
-        assert master.job.outcome == "succeeded", master.job.reason
+        assert master.machine.outcome == "succeeded", master.machine.reason
         stage.check_exactly_once()
         return master.status()
 

@@ -17,13 +17,13 @@ from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest, ReplicaStatus
 from elasticdl.core import events as e
 from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, TURNED_AWAY, State
-from elasticdl.errors import JobFailed, Refused, Unreachable
+from elasticdl.errors import Refused, Unreachable
 from elasticdl.files import verify
 from elasticdl.master.journal import Journal
 from elasticdl.master.master import Master, cause_of
-from elasticdl.master.resume import restored
 from elasticdl.ps.snapshot import read_manifest
 from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
+from elasticdl.strategies.parameter_servers.master import ParameterServerSide
 from elasticdl.wire import auth
 from elasticdl.wire import control_pb2 as pb
 from tests.master.replicas import DATA, TOKEN, Stage
@@ -41,7 +41,7 @@ async def until(stage: Stage, true: Callable[[], bool]) -> None:
 
 
 def version(stage: Stage) -> int:
-    return stage.master.job.shards.version if stage.master is not None else 0
+    return stage.master.machine.shards.version if stage.master is not None else 0
 
 
 def test_a_job_runs_to_its_end_and_everything_is_trained_once(
@@ -54,7 +54,7 @@ def test_a_job_runs_to_its_end_and_everything_is_trained_once(
             async with stage.mastered() as master:
                 await master.run()
                 await master.end()
-                job = master.job
+                job = master.machine
                 assert (job.outcome, job.reason) == ("succeeded", "all 320 records are trained")
                 assert [d.records for d in job.shards.done.values()] == [160, 160]
                 stage.check_exactly_once()
@@ -77,7 +77,7 @@ def test_a_job_runs_to_its_end_and_everything_is_trained_once(
             assert status.has_loss and status.loss == 0.5
             assert (status.master_starts, status.losses, status.job) == (1, 0, "j")
             assert 0 < status.started_at <= status.now
-            assert any("starting elasticdl-j-ps-0: the job wants it" in d.text for d in status.decisions)
+            assert any("Starting elasticdl-j-ps-0 (initial server)" in d.text for d in status.decisions)
 
     run(story())
     assert "Evaluation metrics[v=40]: {'accuracy': 0.5}" in caplog.text
@@ -94,7 +94,7 @@ def test_workers_that_are_lost_are_replaced_and_nothing_is_trained_twice(run: Ru
                     stage.cluster.preempt(f"elasticdl-j-worker-{n}")
                 await running
                 await master.end()
-                assert master.job.outcome == "succeeded"
+                assert master.machine.outcome == "succeeded"
                 assert master.status().losses == 3
                 stage.check_exactly_once()
                 assert "elasticdl-j-worker-4" in stage.workers
@@ -115,7 +115,7 @@ def test_broken_streams_change_nothing(run: Run, tmp_path: Path) -> None:
                         outbox.put_nowait(None)  # the master's end hangs up
                 await running
                 await master.end()
-                assert master.job.outcome == "succeeded" and master.status().losses == 0
+                assert master.machine.outcome == "succeeded" and master.status().losses == 0
                 stage.check_exactly_once()
 
     run(story())
@@ -137,8 +137,8 @@ def test_another_master_on_the_same_journal_takes_the_job_to_the_same_end(
             async with stage.mastered() as master:
                 await master.run()
                 await master.end()
-                assert master.job.outcome == "succeeded"
-                assert [d.records for d in master.job.shards.done.values()] == [160] * 4
+                assert master.machine.outcome == "succeeded"
+                assert [d.records for d in master.machine.shards.done.values()] == [160] * 4
                 assert master.status().master_starts == deaths + 1
                 stage.check_exactly_once()
 
@@ -153,7 +153,7 @@ def test_a_master_that_died_right_after_the_end_only_says_goodbye(run: Run, tmp_
             async with stage.mastered() as master:
                 await master.run()
             async with stage.mastered() as master:
-                assert master.job.outcome == "succeeded"
+                assert master.machine.outcome == "succeeded"
                 async with asyncio.timeout(10):
                     await master.run()
                     await master.end()
@@ -190,11 +190,11 @@ def test_servers_that_are_lost_come_back_and_everything_counts_once_in_the_model
                 for n in range(3):
                     await until(stage, lambda n=n: version(stage) > 18 * (n + 1))  # type: ignore[misc]
                     stage.cluster.preempt(f"elasticdl-j-ps-{n % 2}")
-                    await until(stage, lambda n=n: master.job.servers.checkpoints.timeline > n + 1)  # type: ignore[misc]
+                    await until(stage, lambda n=n: master.machine.servers.checkpoints.timeline > n + 1)  # type: ignore[misc]
                 await running
                 await master.end()
                 status = master.status()
-                assert master.job.outcome == "succeeded", master.job.reason
+                assert master.machine.outcome == "succeeded", master.machine.reason
                 assert (status.losses, status.timeline) == (3, 4) and status.repeated_batches > 0
                 stage.check_exactly_once()
                 told = [d.text for d in status.decisions]
@@ -208,15 +208,15 @@ def test_a_server_that_died_while_the_master_was_away_comes_back_from_the_checkp
         with Stage(tmp_path, num_epochs=4, checkpoint_steps=7) as stage:
             async with stage.mastered() as master:
                 running = asyncio.create_task(master.run())
-                await until(stage, lambda: master.job.servers.checkpoints.newest.position.version > 0)
+                await until(stage, lambda: master.machine.servers.checkpoints.newest.position.version > 0)
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
             stage.cluster.preempt("elasticdl-j-ps-1")
             async with stage.mastered() as master:
                 await master.run()
                 await master.end()
-                assert master.job.outcome == "succeeded", master.job.reason
-                assert master.job.servers.checkpoints.timeline == 2
+                assert master.machine.outcome == "succeeded", master.machine.reason
+                assert master.machine.servers.checkpoints.timeline == 2
                 stage.check_exactly_once()
 
     run(story())
@@ -231,8 +231,8 @@ def test_a_server_that_crashes_too_often_fails_the_job_with_its_last_lines(run: 
                 stage.cluster.exit("elasticdl-j-ps-1", Exit(1, None, False, "exit code 1", ("bad_alloc",)))
                 await running
                 await master.end()
-                assert master.job.outcome == "failed"
-                assert master.job.reason == "elasticdl-j-ps-1 failed 1 times: exit code 1\nbad_alloc"
+                assert master.machine.outcome == "failed"
+                assert master.machine.reason == "elasticdl-j-ps-1 failed 1 times: exit code 1\nbad_alloc"
 
     run(story())
 
@@ -243,7 +243,7 @@ def test_checkpoints_are_published_while_training_and_the_oldest_go(run: Run, tm
             async with stage.mastered() as master:
                 await master.run()
                 await master.end()
-                assert master.job.outcome == "succeeded"
+                assert master.machine.outcome == "succeeded"
                 told = [text for _, text in master.chronicle.decisions if text.startswith("the checkpoint of version")]
             versions = [int(text.split()[4]) for text in told]
             # Steps that take no time run ahead of the barrier, which makes one late, and perhaps the next one with it.
@@ -300,8 +300,8 @@ def test_a_launch_that_is_refused_ends_the_job_with_the_reason(run: Run, tmp_pat
             async with stage.mastered() as master:
                 async with asyncio.timeout(5):
                     await master.run()
-                assert master.job.outcome == "failed"
-                assert "no image of that name" in master.job.reason
+                assert master.machine.outcome == "failed"
+                assert "no image of that name" in master.machine.reason
 
     run(story())
 
@@ -318,7 +318,7 @@ def test_a_cluster_that_gives_no_answer_ends_the_master_and_the_next_one_asks_ag
             async with stage.mastered() as master:
                 await master.run()
                 await master.end()
-                assert master.job.outcome == "succeeded"
+                assert master.machine.outcome == "succeeded"
                 stage.check_exactly_once()
 
     run(story())
@@ -341,7 +341,9 @@ def test_stop_writes_a_checkpoint_from_which_a_job_takes_up_its_data(run: Run, t
                 assert set(applied.values()) == {manifest["version"]}
                 named = sorted(file["name"] for part in manifest["files"].values() for file in part)
                 assert named == ["elasticdl-j-ps-0.json", "elasticdl-j-ps-1.json"]
-            heir = restored(ParameterServerMachine.new(stage.terms), Path(status.checkpoint), stage.spec, DATA)
+            heir, saved = ParameterServerMachine.new(stage.terms), Path(status.checkpoint)
+            assert ParameterServerSide.checkpoint_problems(saved, stage.spec, DATA) == []
+            ParameterServerSide.resume(heir, saved)
             assert heir.shards.version == manifest["version"]
             records = sum(d.records for d in heir.shards.done.values())
             left = sum(s.stop - s.start - s.next_batch * 8 for s in heir.shards.waiting)
@@ -355,11 +357,11 @@ def test_stop_writes_a_checkpoint_from_which_a_job_takes_up_its_data(run: Run, t
             assert records + left + fresh == 640, "done, open and fresh records are all of them"
             for change in ({"seed": 5}, {"minibatch_size": 16}, {"shuffle": not stage.spec.shuffle}):
                 other = stage.spec.model_copy(update=change)
-                with pytest.raises(JobFailed, match=f"no meaning with another --{next(iter(change))}"):
-                    restored(ParameterServerMachine.new(stage.terms), Path(status.checkpoint), other, DATA)
+                [problem] = ParameterServerSide.checkpoint_problems(saved, other, DATA)
+                assert problem.where == f"--{next(iter(change))}" and "the checkpoint was made with" in problem.what
             other_data = dataclasses.replace(DATA, files=DATA.files[:1])
-            with pytest.raises(JobFailed, match="--training_data"):
-                restored(ParameterServerMachine.new(stage.terms), Path(status.checkpoint), stage.spec, other_data)
+            [problem] = ParameterServerSide.checkpoint_problems(saved, stage.spec, other_data)
+            assert problem.where == "--training_data"
 
     run(story())
 
@@ -376,15 +378,15 @@ def test_a_master_that_died_before_the_manifest_leaves_it_to_the_next_one(run: R
                     died.set()
                     raise RuntimeError("the master dies here")
 
-                master.actions.publish = die  # type: ignore[assignment,method-assign]
-                master.streams._hear(e.StopRequested("enough"))
+                master.side.publish = die  # type: ignore[assignment,method-assign]
+                master.streams._put(e.StopRequested("enough"))
                 await died.wait()
                 await asyncio.gather(running, return_exceptions=True)
             async with stage.mastered() as master:
                 await master.run()
                 await master.end()
-                assert master.job.outcome == "stopped"
-                assert (Path(master.job.checkpoint) / "manifest.json").is_file()
+                assert master.machine.outcome == "stopped"
+                assert (Path(master.machine.checkpoint) / "manifest.json").is_file()
 
     run(story())
 
@@ -395,7 +397,7 @@ def test_no_event_is_lost_between_a_deadline_and_its_arrival(run: Run, tmp_path:
     async def story() -> None:
         stage = Stage(tmp_path)
         async with stage.mastered() as master:
-            master.job.deadline = lambda: 0.0  # type: ignore[method-assign]  # always due
+            master.machine.deadline = lambda: 0.0  # type: ignore[method-assign]  # always due
             loop = asyncio.get_running_loop()
             never = loop.create_task(asyncio.Event().wait())
             count, got = 3000, 0
@@ -403,7 +405,7 @@ def test_no_event_is_lost_between_a_deadline_and_its_arrival(run: Run, tmp_path:
             async def send() -> None:
                 for n in range(count):
                     await asyncio.sleep(0.001 if n % 3 else 0)
-                    master.streams._hear(e.StopRequested(str(n)))
+                    master.streams._put(e.StopRequested(str(n)))
 
             sending = loop.create_task(send())
             while got < count:
@@ -459,21 +461,21 @@ def test_a_server_whose_pod_is_gone_is_not_heard_any_more_although_its_process_s
         stage = Stage(tmp_path)  # whose replicas are this test's own
         async with stage.mastered() as master:
             running = asyncio.create_task(master.run())
-            await until(stage, lambda: name in master.job.replicas.replicas)
+            await until(stage, lambda: name in master.machine.replicas.replicas)
             async with raw_stream(stage.address, TOKEN) as old:
                 await old.write(hello(name, "old", address="tcp://old"))
-                await until(stage, lambda: master.job.replicas.replicas[name].state is State.JOINED)
+                await until(stage, lambda: master.machine.replicas.replicas[name].state is State.JOINED)
                 stage.cluster.exit(name, Exit(None, None, oom=False, reason="deleted", taken="deleted"))
                 heard = [message.WhichOneof("body") async for message in old]
                 assert heard[0] == "welcome", "and then the end of the stream"
-            assert master.job.replicas.replicas[name].state in (State.LAUNCHED, State.RUNNING)
+            assert master.machine.replicas.replicas[name].state in (State.LAUNCHED, State.RUNNING)
             async with raw_stream(stage.address, TOKEN) as again:
                 with pytest.raises(grpc.aio.AioRpcError, match="another process took its place"):
                     await again.write(hello(name, "old", address="tcp://old"))
                     await again.read()
             async with raw_stream(stage.address, TOKEN) as new:
                 await new.write(hello(name, "new", address="tcp://new"))
-                await until(stage, lambda: master.job.replicas.replicas[name].address == "tcp://new")
+                await until(stage, lambda: master.machine.replicas.replicas[name].address == "tcp://new")
             assert dict(master.status().incidents) == {"deleted": 1}
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

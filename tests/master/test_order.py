@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -19,10 +20,12 @@ from elasticdl.core.steps import StepPlan
 from elasticdl.errors import Unreachable
 from elasticdl.job import names
 from elasticdl.master.actions import Actions
+from elasticdl.master.checkpoint_folder import CheckpointFolder
 from elasticdl.master.journal import Journal
 from elasticdl.master.master import Master
 from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
 from elasticdl.strategies.allreduce.core.terms import AllreduceTerms
+from elasticdl.strategies.allreduce.master import AllreduceSide
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
 from elasticdl.wire.link import SERVER_OPTIONS
@@ -58,7 +61,8 @@ async def world_master(tmp: Path, cluster: MemoryCluster) -> AsyncIterator[tuple
     journal = Journal(tmp / "journal.sqlite")
     env = {names.ENV_JOB_FILE: "f", names.ENV_TOKEN: TOKEN, names.ENV_MASTER_ADDR: ""}
     job = AllreduceMachine.new(AllreduceTerms("j", 2, StepPlan(800, 4, 2, 1)))
-    master = Master(job, 0.0, journal, cluster, Actions(spec, DATA, str(spec.checkpoint_dir), env), TOKEN, 1)
+    side = partial(AllreduceSide, job)
+    master = Master(side, 0.0, journal, cluster, Actions(spec, DATA, str(spec.checkpoint_dir), env), TOKEN, 1)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_ControlServicer_to_server(master.streams, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
@@ -128,26 +132,28 @@ def test_training_goes_on_while_the_cluster_does_not_answer(run: Run, tmp_path: 
                     return
                 await running
                 await master.end()
-                assert master.job.outcome == "succeeded"
+                assert master.machine.outcome == "succeeded"
                 stage.check_exactly_once()
 
     run(story())
 
 
-def test_a_checkpoint_that_is_being_deleted_holds_up_nothing_but_its_namesake(run: Run, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_being_deleted_holds_up_nothing_but_its_namesake(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story() -> None:
         async with Stage(tmp_path).mastered() as master:
-            home = Path(master.actions.checkpoint_dir)
+            home = Path(master.actions.folder.path)
             for name in ("version-8", "j.cut-1.partial", "j.cut-2.partial"):
                 (home / name).mkdir(parents=True)
             (home / "version-8" / "old").touch()
-            go_on, delete = threading.Event(), master.actions.delete
+            go_on, delete = threading.Event(), CheckpointFolder.delete
 
-            def delete_slowly(directories: tuple[str, ...]) -> None:
+            def delete_slowly(folder: CheckpointFolder, directories: tuple[str, ...]) -> None:
                 assert go_on.wait(10)
-                delete(directories)
+                delete(folder, directories)
 
-            master.actions.delete = delete_slowly  # type: ignore[method-assign]
+            monkeypatch.setattr(CheckpointFolder, "delete", delete_slowly)
             await master._act(c.DeleteCheckpoints((str(home / "version-8"),)))
             await master._act(c.PublishCheckpoint(1, Position(5), (), lasting=True))
             assert (home / "version-5").exists() and (home / "version-8" / "old").exists(), "not held up"
@@ -160,17 +166,19 @@ def test_a_checkpoint_that_is_being_deleted_holds_up_nothing_but_its_namesake(ru
     run(story())
 
 
-def test_the_master_does_not_leave_before_old_checkpoints_are_gone(run: Run, tmp_path: Path) -> None:
+def test_the_master_does_not_leave_before_old_checkpoints_are_gone(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story() -> None:
         with Stage(tmp_path, num_epochs=4, checkpoint_steps=10, keep_checkpoint_max=2) as stage:
             async with stage.mastered() as master:
-                delete = master.actions.delete
+                delete = CheckpointFolder.delete
 
-                def delete_slowly(directories: tuple[str, ...]) -> None:
+                def delete_slowly(folder: CheckpointFolder, directories: tuple[str, ...]) -> None:
                     threading.Event().wait(0.3)
-                    delete(directories)
+                    delete(folder, directories)
 
-                master.actions.delete = delete_slowly  # type: ignore[method-assign]
+                monkeypatch.setattr(CheckpointFolder, "delete", delete_slowly)
                 await master.run()
                 assert len(list((tmp_path / "checkpoint").iterdir())) == 2, "the two that are kept"
 

@@ -8,7 +8,7 @@ import pytest
 
 from elasticdl.job.resolve import resolve
 from elasticdl.job.spec import JobSpec
-from elasticdl.master.terms import terms_of
+from elasticdl.strategies.parameter_servers.master import terms_of
 
 MOUNTED = "claim_name=c,mount_path=/job"
 

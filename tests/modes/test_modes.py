@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticdl.errors import JobFailed
+from elasticdl.errors import UsageError
 from elasticdl.frameworks.loading import load_trainable
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest
 from elasticdl.wire.frames import Pull, Rows
@@ -76,10 +76,10 @@ def at_versions(*kills: tuple[int, str]) -> Callable[[WholeJob], list[str]]:
     left = list(kills)
 
     def chosen(job: WholeJob) -> list[str]:
-        if not left or job.master.job.shards.version < left[0][0]:
+        if not left or job.master.machine.shards.version < left[0][0]:
             return []
-        held = [s.worker for s in job.master.job.shards.leased.values()]
-        living = [r.name for r in job.master.job.replicas.joined(left[0][1])]
+        held = [s.worker for s in job.master.machine.shards.leased.values()]
+        living = [r.name for r in job.master.machine.replicas.joined(left[0][1])]
         found = [n for n in living if n in held or "-ps-" in n]
         return [left.pop(0) and found[0]] if found else []
 
@@ -121,7 +121,7 @@ def test_a_checkpoint_belongs_to_its_mode(tmp_path: Path, data: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     synchronous(tmp_path, TORCH, data, 1, checkpoint_dir=str(checkpoints), checkpoint_steps=1)
     begin = {"audit": True, "num_epochs": 2, "checkpoint_dir_for_init": first_of(checkpoints)}
-    with pytest.raises(JobFailed, match=r"has no meaning with another --grads_to_wait \(was 4\)"):
+    with pytest.raises(UsageError, match="made with synchronous training with --grads_to_wait=4"):
         whole_job(tmp_path, TORCH, data, **begin)
 
 

@@ -15,6 +15,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import numpy as np
 from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest
 from elasticdl.data.recordio import RecordIOWriter
-from elasticdl.errors import ElasticDLError
+from elasticdl.errors import ElasticDLError, UsageError
 from elasticdl.frameworks.loading import load_trainable
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest
 from elasticdl.job import names
@@ -32,23 +33,21 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.master.actions import Actions
 from elasticdl.master.journal import Journal
 from elasticdl.master.master import Master
-from elasticdl.master.resume import restored
-from elasticdl.master.terms import terms_of
 from elasticdl.ps.client import Client
 from elasticdl.ps.endpoint import Request
 from elasticdl.ps.service import Service
-from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
+from elasticdl.strategies.parameter_servers import audit
+from elasticdl.strategies.parameter_servers.master import ParameterServerSide
+from elasticdl.strategies.parameter_servers.training import Worker
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
 from elasticdl.wire.frames import Operation
 from elasticdl.wire.link import SERVER_OPTIONS, Link
-from elasticdl.worker import audit
 from elasticdl.worker.batches import Source
 from elasticdl.worker.control import Control
 from elasticdl.worker.session import Session
 from elasticdl.worker.sources import open_source
-from elasticdl.worker.worker import Worker
 
 TOKEN = "the secret of this job"
 DEADLINE_SECONDS = 40.0
@@ -123,11 +122,14 @@ class WholeJob:
         self.training = open_source(spec, self.code(), str(spec.training_data), "training").describe()
         journal = Journal(self.tmp / f"{spec.job_name}.sqlite")
         env = {names.ENV_JOB_FILE: "f", names.ENV_TOKEN: TOKEN, names.ENV_MASTER_ADDR: ""}
-        job = ParameterServerMachine.new(terms_of(spec, self.training.records, 0))
+        job = ParameterServerSide.begin(spec, self.training, 0)
         if spec.checkpoint_dir_for_init:
-            job = restored(job, Path(spec.checkpoint_dir_for_init), spec, self.training)
+            saved = Path(spec.checkpoint_dir_for_init)
+            if problems := ParameterServerSide.checkpoint_problems(saved, spec, self.training):
+                raise UsageError(problems)
+            ParameterServerSide.resume(job, saved)
         self.master = Master(
-            job, 0.0, journal, self.cluster,
+            partial(ParameterServerSide, job), 0.0, journal, self.cluster,
             Actions(spec, self.training, str(spec.checkpoint_dir), env), TOKEN, 1,
         )  # fmt: skip
         server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -158,7 +160,7 @@ class WholeJob:
         held = load_trainable(self.code(), self.spec.seed, None).parameters
         held = audit.added(held) if self.spec.audit else held
         servers = sorted((n, s) for n, s in self.services.items())
-        client = Client([s.address for _, s in servers], TOKEN, held, self.master.job.servers.checkpoints.timeline)
+        client = Client([s.address for _, s in servers], TOKEN, held, self.master.machine.servers.checkpoints.timeline)
         dense, state, _ = client.pull()
         tables = {}
         for table in held.tables:

@@ -25,10 +25,10 @@ from elasticdl.data.reader import open_reader
 from elasticdl.frameworks.loading import load_replica
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest
 from elasticdl.job.spec import JobSpec
+from elasticdl.strategies.allreduce.parts_ahead import PartsAhead
+from elasticdl.strategies.allreduce.training import ReplicaEvaluation, ReplicaModel
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.batches import Source
-from elasticdl.worker.parts import PartsAhead
-from elasticdl.worker.replicated import ReplicaEvaluation, ReplicaModel
 from tests.processes import harness
 from tests.processes.harness import RunningJob
 

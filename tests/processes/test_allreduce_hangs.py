@@ -69,7 +69,7 @@ def test_a_worker_that_hangs_in_the_model_is_named_with_its_stack_and_replaced(
     assert re.search(r"hanging.py\", line \d+ in forever", stacks), "every thread's, by the signal"
     if how == "spin":
         assert re.search(r"stuck \(compute of step \d+ lasts .*Stack trace of the training thread:", stacks)
-        assert re.search(rf"{hung} stands here:\n(.*\n)*?.*hanging.py\", line \d+, in forever", told)
+        assert re.search(rf"Stack trace of {hung}:\n(.*\n)*?.*hanging.py\", line \d+, in forever", told)
 
 
 def test_a_worker_that_hangs_and_is_then_told_to_go_is_replaced_and_nothing_is_lost(

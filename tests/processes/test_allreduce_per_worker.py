@@ -23,8 +23,8 @@ from elasticdl.core.steps import StepPlan, part_seed
 from elasticdl.data.reader import open_reader
 from elasticdl.frameworks.loading import load_replica
 from elasticdl.frameworks.model_file import ModelFile, ModelRequest
+from elasticdl.strategies.allreduce.training import ReplicaModel
 from elasticdl.worker.batches import Source, load
-from elasticdl.worker.replicated import ReplicaModel
 from tests.processes import allreduce
 from tests.processes.allreduce import KILL, RECORDS, TERM, Description, scale, together
 from tests.processes.harness import RunningJob

@@ -1,4 +1,4 @@
-"""All-reduce workers in the simulation: the real session, brain and relay, with a history in the place of a model."""
+"""All-reduce workers in the simulation: the real session, messages and relay, a history for a model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from elasticdl.collective.world_membership import State, WorldMembership
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.replicas import CRASHED
-from elasticdl.master.brain import Send, event_of, events_of_hello
-from elasticdl.master.relay import Relay
-from elasticdl.master.world_brain import WorldBrain
+from elasticdl.master.checkpoint_folder import CheckpointFolder
+from elasticdl.master.side import Send
+from elasticdl.strategies.allreduce.messages import Commands, events_of
+from elasticdl.strategies.allreduce.relay import Relay
 from elasticdl.wire import control_pb2 as pb
 from tests.core.invariants import holds
 from tests.core.worlds import GRACE_SECONDS, Worker, Worlds
@@ -92,7 +93,7 @@ class SessionWorlds(Worlds):
             w.inbox.append(message)
 
     def send(self, name: str, command: c.Command) -> None:
-        for effect in WorldBrain(self.job)._effects(command):
+        for effect in Commands(self.job, CheckpointFolder("", self.job.terms.job)).effects(command):
             if isinstance(effect, Send) and effect.replica == name:
                 self.put(name, effect.message)
 
@@ -123,7 +124,7 @@ class SessionWorlds(Worlds):
         self.unnoticed.discard(name)
         hello = w.session.hello()
         self.put(name, pb.ToReplica(welcome=pb.Welcome(master_epoch=self.epoch)))
-        for event in events_of_hello(name, hello.hello):
+        for event in events_of(name, hello):
             self.hear(event)
         self.relay.again(name, self.now, hello.hello.generation)
 
@@ -145,7 +146,7 @@ class SessionWorlds(Worlds):
                 case "stored":
                     self.relay.stored(name, message.stored)
                 case _:
-                    self.hear(event_of(name, message), dies)
+                    [self.hear(event, dies) for event in events_of(name, message)]
         if w.inbox and w.alive and not w.hung:
             w.session.connected()
             self.tell(w, w.session.receive(w.inbox.popleft()))

@@ -1,4 +1,4 @@
-"""Simulated all-reduce jobs with seeded faults: the real core, brain, relay and sessions keep every promise."""
+"""Simulated all-reduce jobs with seeded faults: the real core, messages, relay and sessions keep every promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole job on a virtual clock: the real core, brain, session and ledger; simulated processes, network and faults.
+"""A whole job on a virtual clock: the real core, messages, session and ledger; simulated processes, network and faults.
 
 Servers keep a witness of what they really applied, apart from the counters that decide it: a job is right when every
 record of every epoch stands there exactly once on every server.
@@ -17,11 +17,13 @@ from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.replicas import OUT_OF_MEMORY, PREEMPTED
 from elasticdl.job.names import replica_name
-from elasticdl.master.brain import Brain, Effect, Send, event_of
+from elasticdl.master.checkpoint_folder import CheckpointFolder
+from elasticdl.master.side import Effect, Send
 from elasticdl.ps.ledger import Ledger
 from elasticdl.ps.rounds import Rounds
 from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTerms
+from elasticdl.strategies.parameter_servers.messages import Commands, event_of
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.session import Session, Work
 from tests.core.invariants import check_clock, check_job
@@ -57,7 +59,7 @@ class World:
         self.datagrams = Datagrams(self.clock, self.random, scenario.weather, self.faults)
         self.terms = scenario.terms()
         self.journal: list[tuple[str, bytes, float]] = []
-        self.brain: Brain | None = None
+        self.machine: ParameterServerMachine | None = None
         self.left: ParameterServerMachine | None = None  # the state that the last master had when it died
         self.servers: dict[str, Server] = {}
         self.workers: dict[str, Worker] = {}
@@ -97,7 +99,7 @@ class World:
             body = STATE.dump_json(job)
             if self.parts.job == ParameterServerMachine.new and STATE.validate_json(body) != job:
                 raise Violation("the state does not survive being written down")
-        self.brain = Brain(job)
+        self.machine = job
         self.note("master starts")
         if job.outcome:
             self.outcome = (job.outcome, job.reason)
@@ -112,13 +114,13 @@ class World:
                 self.reconnect(name)
 
     def hear(self, event: e.Event) -> None:
-        if self.brain is None or self.outcome is not None:
+        if self.machine is None or self.outcome is not None:
             return
         self.journal.append((*e.encode(event), self.clock.now))
-        brain = self.brain
+        commands = Commands(self.machine, CheckpointFolder("", self.terms.job))
         self.note(f"heard {event}")
-        effects = brain.decide(event, self.clock.now)
-        check_job(brain.job)
+        effects = [x for command in self.machine.handle(event, self.clock.now) for x in commands.effects(command)]
+        check_job(self.machine)
         if self.churning and self.random.random() < self.scenario.kill_master_acting:
             for effect in effects[: self.random.randint(0, len(effects))]:
                 self.act(effect)
@@ -179,8 +181,8 @@ class World:
                 self.damaged.add(directory)
         elif directory not in self.disk:
             raise Violation(f"there is nothing to publish as {directory}")
-        assert self.brain is not None
-        missing = set(self.brain.job.servers.checkpoints.servers) - set(self.disk[directory])
+        assert self.machine is not None
+        missing = set(self.machine.servers.checkpoints.servers) - set(self.disk[directory])
         if missing:
             raise Violation(f"{directory} is published without the parts of {sorted(missing)}")
         first, *rest = self.disk[directory].values()
@@ -196,11 +198,11 @@ class World:
         self.clock.after(0.05, lambda: self.hear(e.CheckpointPublished(command.cut, directory)))
 
     def kill_master(self, when: str = "") -> None:
-        if self.brain is None or self.outcome is not None:
+        if self.machine is None or self.outcome is not None:
             return
         self.fault("master killed" if not when else f"master killed {when}")
-        self.left = self.brain.job
-        self.brain = None
+        self.left = self.machine
+        self.machine = None
         for stream in self.streams.values():
             stream.close()
         self.streams.clear()
@@ -268,14 +270,14 @@ class World:
 
     def reconnect(self, name: str) -> None:
         process = self.process(name)
-        if process is None or not process.alive or self.brain is None or self.outcome is not None:
+        if process is None or not process.alive or self.machine is None or self.outcome is not None:
             return
         if isinstance(process, Worker) and (process.stalled or process.cut_off):
             return
         old = self.streams.get(name)
         if old is not None and old.open:
             return
-        job = self.brain.job
+        job = self.machine
         if not job.replicas.admits(name, process.incarnation):
             if name in job.replicas.replicas:
                 self.process_ends(name, PREEMPTED, "refused by the master")
@@ -391,26 +393,26 @@ class World:
             self.process_ends(server.name, PREEMPTED, "the grace is over")
 
     def scale(self, role: str) -> None:
-        if self.brain is not None and self.outcome is None:
+        if self.machine is not None and self.outcome is None:
             count = self.random.randint(1, 4)
             self.fault(f"{role} scaled", str(count))
             self.most_workers = max(self.most_workers, count)
             self.hear(e.ScaleRequested(role, count))
 
     def ask_to_stop(self) -> None:
-        if self.brain is None:  # the command tries again until there is a master
+        if self.machine is None:  # the command tries again until there is a master
             self.clock.after(0.5, self.ask_to_stop)
         elif self.outcome is None:
             self.fault("stop asked for")
             self.hear(e.StopRequested("asked to"))
 
     def tick(self) -> None:
-        if self.brain is not None:
-            deadline = self.brain.job.deadline()
+        if self.machine is not None:
+            deadline = self.machine.deadline()
             if deadline is not None and deadline <= self.clock.now:
                 self.hear(e.TimePassed())
-                if self.brain is not None:
-                    check_clock(self.brain.job, self.clock.now)
+                if self.machine is not None:
+                    check_clock(self.machine, self.clock.now)
         self.clock.after(0.5, self.tick)
 
     def run(self) -> None:
@@ -449,8 +451,8 @@ class World:
 
     def holding(self) -> list[Server]:
         """The servers that hold the model, as the master sees it."""
-        assert self.brain is not None
-        return [self.servers[name] for name in self.brain.job.servers.names if name in self.servers]
+        assert self.machine is not None
+        return [self.servers[name] for name in self.machine.servers.names if name in self.servers]
 
     def check(self) -> None:
         if self.outcome is None:
@@ -482,8 +484,8 @@ class World:
             if any(server.witness for server in self.servers.values()):
                 raise Violation("the job says that nothing was trained, and something was")
             return
-        assert self.brain is not None
-        job = self.brain.job
+        assert self.machine is not None
+        job = self.machine
         if job.checkpoint not in self.disk or "the checkpoint holds version" not in reason:
             raise Violation(f"there is no checkpoint {job.checkpoint}, yet {reason}")
         if job.checkpoint != f"version-{job.servers.checkpoints.newest.position.version}":
@@ -491,8 +493,8 @@ class World:
 
     def check_success(self) -> None:
         s, plan = self.scenario, self.terms.plan
-        assert self.brain is not None
-        job = self.brain.job
+        assert self.machine is not None
+        job = self.machine
         expected = Counter(
             {
                 (epoch, p): 1

@@ -12,6 +12,7 @@ import grpc
 
 from elasticdl.core import events as e
 from elasticdl.master.servicer import Streams
+from elasticdl.strategies.parameter_servers.messages import event_of
 from elasticdl.wire import PROTOCOL, auth, tls
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_pb2_grpc import ControlStub, add_ControlServicer_to_server
@@ -54,6 +55,7 @@ class Hall:
             TOKEN,
             self.starts,
             self.heard.put_nowait,
+            self._hear,
             self.admits,
             self._status,
             status_seconds=self.status_seconds,
@@ -68,6 +70,9 @@ class Hall:
         if self._server is not None:
             await self._server.stop(0)
             self._server = None
+
+    def _hear(self, replica: str, message: pb.FromReplica) -> None:
+        self.heard.put_nowait(event_of(replica, message))
 
     def _status(self) -> pb.Status:
         self.statuses += 1

@@ -12,8 +12,8 @@ from elasticdl.data.reader import open_reader
 from elasticdl.frameworks.trainable import StepResult
 from elasticdl.job.parameters import OptimizerSpec, ParametersSpec, TableSpec, VariableSpec
 from elasticdl.job.spec import JobSpec
+from elasticdl.strategies.parameter_servers.finite import trouble
 from elasticdl.worker.batches import Source
-from elasticdl.worker.finite import trouble
 from tests.processes.harness import write_ids
 
 SPEC = ParametersSpec(

@@ -15,8 +15,8 @@ from elasticdl.core.steps import StepPlan
 from elasticdl.data.reader import open_reader
 from elasticdl.errors import DataError, ModelError
 from elasticdl.job.spec import JobSpec
+from elasticdl.strategies.allreduce.parts_ahead import PartsAhead
 from elasticdl.worker.batches import Source
-from elasticdl.worker.parts import PartsAhead
 from tests.processes.harness import write_ids
 
 PLAN = StepPlan(records=60, batch=8, virtual=2, epochs=1)

@@ -12,7 +12,7 @@ from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.plan import Kind, Plan, Shard, ShardId
 from elasticdl.core.shards import Shards, ShardsAdded
-from elasticdl.master.brain import event_of
+from elasticdl.master.messages import event_of
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.worker.session import Session, Work
 from tests.core.invariants import check_shards

@@ -21,10 +21,10 @@ from elasticdl.frameworks.trainable import StepResult, Trainable
 from elasticdl.job.loglines import loss_line
 from elasticdl.job.spec import JobSpec
 from elasticdl.ps.client import Batch, Client, Interrupted, Resend, Stale, TimelineOver
-from elasticdl.worker import audit, finite
+from elasticdl.strategies.parameter_servers import audit, finite
+from elasticdl.strategies.parameter_servers.dense import Dense
 from elasticdl.worker.batches import Ahead, Minibatch, Source, load
 from elasticdl.worker.control import Control
-from elasticdl.worker.dense import Dense
 from elasticdl.worker.phases import Phases
 from elasticdl.worker.session import Work
 

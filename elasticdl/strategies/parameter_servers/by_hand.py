@@ -28,6 +28,8 @@ class Hands:
 
     async def come(self, index: int) -> pb.JoinReply:
         """Take a worker of this number: its part in the job; raises Refused where it has none."""
+        if not self._job.terms.by_hand:
+            raise Refused("this job starts its workers itself")
         name = replica_name(self._job.terms.job, WORKER, index)
         before = self._job.replicas.replicas.get(name)
         if index in self._coming or (before is not None and before.state is State.JOINED):
@@ -56,10 +58,12 @@ class Hands:
 
     def running(self) -> tuple[tuple[str, str], ...]:
         """Those that the journal knows of: the cluster does not."""
+        if not self._job.terms.by_hand:
+            return ()
         there = [r for r in self._job.replicas.replicas.values() if r.role == WORKER and r.state is not State.GONE]
         return tuple((r.name, r.uid or UID) for r in there)
 
     def sent_away(self, name: str, reason: str) -> None:
         """Nobody can end its process, or see it end: without a stream it is gone."""
-        if self._job.replicas.role_of(name) == WORKER:
+        if self._job.terms.by_hand and self._job.replicas.role_of(name) == WORKER:
             self._hear(e.ReplicaGone(name, "", PREEMPTED, reason))

@@ -26,9 +26,9 @@ from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.replica.model_replica import ModelReplica
 from elasticdl.job.loglines import loss_line
 from elasticdl.job.spec import JobSpec
+from elasticdl.strategies.allreduce.parts_ahead import AHEAD, PartsAhead
+from elasticdl.worker.bad_records import Sieve
 from elasticdl.worker.batches import Source, load
-from elasticdl.worker.careful import Sieve
-from elasticdl.worker.parts import AHEAD, PartsAhead
 from elasticdl.worker.phases import time_line
 
 log = logging.getLogger(__name__)

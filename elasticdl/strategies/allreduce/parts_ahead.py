@@ -14,8 +14,8 @@ import torch
 from elasticdl.core.steps import Part, part_seed
 from elasticdl.errors import DataError, ModelError
 from elasticdl.frameworks.determinism import set_random_state
+from elasticdl.worker.bad_records import Sieve
 from elasticdl.worker.batches import Feed, Minibatch, Source
-from elasticdl.worker.careful import Sieve
 
 AHEAD = 2
 TRIED = 2  # how often a feed is watched in the training thread before it may run in another

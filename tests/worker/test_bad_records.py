@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticdl.errors import DataError, ModelError
-from elasticdl.worker.careful import Sieve
+from elasticdl.worker.bad_records import Sieve
 
 NUMBERS = [30, 10, 50, 20, 40, 60, 0]
 
