@@ -57,7 +57,7 @@ async def check(spec: JobSpec, show: Show, doing: Show) -> Checked:
                     code = await process.wait()
             except TimeoutError:
                 what = f"loading it took longer than {spec.start_seconds:g} s"
-                return Checked(problems=[_problem(spec, what, "Make it faster, or give more --start_seconds.")])
+                return Checked(problems=[_problem(spec, what, "Make it faster, or increase --start_seconds.")])
             finally:
                 await _end(process)
     return _read_answer(spec, text, code)
@@ -122,7 +122,7 @@ def _read_answer(spec: JobSpec, text: bytes, code: int) -> Checked:
     except ValueError:
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         what = f"the process that checked it {how}"
-        return Checked(problems=[_problem(spec, what, "What it printed stands above.")])
+        return Checked(problems=[_problem(spec, what, "See its output above.")])
     problems = [Problem(**problem) for problem in answer.get("problems", [])]
     return Checked(answer.get("datasets", {}), problems, answer.get("notes", []))
 

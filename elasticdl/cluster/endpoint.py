@@ -63,7 +63,7 @@ def _private_directory(directory: Path) -> None:
     found = directory.stat()
     # Never repaired by us: a directory that others use may be somebody's home, or /tmp.
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        what = "other users can enter this directory, so the job's control socket must not lie in it"
+        what = "other users can enter this directory, so it must not hold the job's control socket"
         raise UsageError([Problem(str(directory), "", what, "Choose one of your own, or chmod 700 it")])
 
 
@@ -78,7 +78,8 @@ def _remove_stale(path: Path) -> None:
         return
     except BlockingIOError:
         pass  # alive, with a full queue
-    raise UsageError([Problem(str(path), "", "a launcher of this job already runs", "Stop it, or rename this job")])
+    what = "a launcher of this job is already running"
+    raise UsageError([Problem(str(path), "", what, "Stop it, or rename this job")])
 
 
 @contextlib.contextmanager

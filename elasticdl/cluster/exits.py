@@ -50,9 +50,9 @@ def judge(code: int | None, number: int | None, known: Circumstances) -> Exit:
 
 def _evidence_of_no_memory(code: int | None, number: int | None, known: Circumstances) -> str:
     if code == EXIT_OUT_OF_MEMORY:
-        return f"it ended with exit code {EXIT_OUT_OF_MEMORY}, which says so"
+        return f"exit code {EXIT_OUT_OF_MEMORY}"
     if number == signal.SIGKILL and known.kernel_killed_for_memory:
-        return "killed by SIGKILL while the kernel counted a kill for memory"
+        return "killed by SIGKILL, and the kernel reported an out-of-memory kill"
     # A failed allocation ends as an exception or an abort; after any other signal its traces in the log are old.
     if code is not None or number == signal.SIGABRT:
         for line in reversed(known.last_lines[-_LINES_SEARCHED:]):

@@ -74,10 +74,10 @@ class Guard:
         self._process = None
         self._restarts += 1
         if self._restarts > _MOST_RESTARTS:
-            log.warning("The guard process was killed %d times; not starting it again", self._restarts)
+            log.warning("Not restarting the guard process (killed %d times)", self._restarts)
         else:
             self.start()
-            log.warning("The guard process was killed; it was started again")
+            log.warning("Restarted the guard process (it was killed)")
 
 
 def _close_pipe(process: subprocess.Popen[bytes]) -> None:

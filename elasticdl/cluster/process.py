@@ -90,7 +90,7 @@ class Process:
         if self._ending is not None:
             return
         if grace_seconds <= 0:
-            self.kill("stopped without grace")
+            self.kill("stopped without a grace period")
             return
         loop = asyncio.get_running_loop()
         if self._stop_timer is None:
@@ -132,7 +132,7 @@ class Process:
             _, wait_status, usage = os.wait4(self.pid, 0)
         except ChildProcessError:
             self._child.returncode = 0  # so that Popen does not wait for it either
-            return Exit(None, None, oom=False, reason="ended; other code in the launcher took its exit status")
+            return Exit(None, None, oom=False, reason="exit status unknown: other code in the launcher collected it")
         self._child.returncode = os.waitstatus_to_exitcode(wait_status)
         killed_by_others = self._child.returncode == -signal.SIGKILL and not self._killed
         known = Circumstances(
@@ -153,5 +153,5 @@ class Process:
             if not members:
                 return
             if not await all_ended(members, _GROUP_END_SECONDS):
-                log.warning("Processes %s of %s do not end after SIGKILL", members, self.request.name)
+                log.warning("Processes %s of %s are still running after SIGKILL", members, self.request.name)
                 return

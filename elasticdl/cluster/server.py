@@ -84,7 +84,7 @@ class _Connection:
             try:
                 line = await self._reader.readline()
             except ValueError:  # no end of line within the limit: where the next message starts is unknown
-                self.send(Reply(id=None, refused=f"a message of more than {MOST_LINE_BYTES} bytes"))
+                self.send(Reply(id=None, refused=f"message longer than {MOST_LINE_BYTES} bytes"))
                 return
             if not line.endswith(b"\n"):
                 return

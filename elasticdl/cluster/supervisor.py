@@ -52,7 +52,7 @@ class Supervisor:
         try:
             self._log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            what = f"logs cannot be kept here: {error.strerror}"
+            what = f"cannot write logs here: {error.strerror}"
             raise UsageError(
                 [Problem(str(self._log_dir), "", what, "Choose a directory that you can write to")]
             ) from error
@@ -71,7 +71,7 @@ class Supervisor:
 
     async def launch(self, request: ReplicaRequest) -> None:
         if self._shutting_down:
-            raise Refused(f"{request.name} is not started: the job is ending")
+            raise Refused(f"cannot start {request.name}: the job is ending")
         if self._board.alive(request.name):
             return
         uid = secrets.token_hex(8)
@@ -101,7 +101,7 @@ class Supervisor:
     async def wait(self, name: str) -> Exit:
         """The end of the process that bears this name now, or bore it last."""
         if name not in self._ends:
-            raise Refused(f"there never was a replica {name}")
+            raise Refused(f"there is no replica {name}")
         return await asyncio.shield(self._ends[name])
 
     async def shutdown(self, grace_seconds: float) -> None:
@@ -116,7 +116,7 @@ class Supervisor:
         if ends:
             await asyncio.wait(ends, timeout=grace_seconds + _END_SECONDS)
         for process in self._processes.values():
-            log.error("%s (process %d) does not end after SIGKILL", process.request.name, process.pid)
+            log.error("%s (process %d) is still running after SIGKILL", process.request.name, process.pid)
         self._board.close()
         if self._server is not None:
             await self._server.close()

@@ -86,7 +86,7 @@ async def run(spec: JobSpec, replica: str) -> int:
     try:
         return await _lead(await _find(api, spec, replica))
     except (asyncio.CancelledError, SentAway):
-        log.info("Sent away by SIGTERM; the next master goes on")
+        log.info("Received SIGTERM; the next master goes on")
         return ENDED_BY_SIGTERM
     except (Unreachable, VolumeAway) as error:  # the cluster's trouble, not this master's: it counts as no crash
         log.error("%s; the next master goes on", error)
@@ -328,7 +328,7 @@ async def _keep_keeper(cluster: KubernetesCluster, job_name: str) -> None:
             await _replace_keepers(cluster, names.keeper_name(job_name))
             return
         except Refused as refusal:
-            log.warning("Nobody would bring this master back: the keeper cannot be made: %s", refusal)
+            log.warning("Cannot create the keeper; a lost master will not be restarted: %s", refusal)
             await asyncio.sleep(KEEPER_SECONDS)  # a quota, say, that has room later
         except Unreachable:
             await asyncio.sleep(pauses.next())

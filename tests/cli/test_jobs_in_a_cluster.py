@@ -115,8 +115,8 @@ def test_the_status_of_a_job_that_failed_of_something_else_names_its_log_alone(s
 def test_a_worker_whose_image_cannot_be_pulled_is_told_beside_a_master_that_does_not_answer(status: Show) -> None:
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "zoo:1"'}}
     text = status(config(), pod(names.MASTER, "Pending"), KEEPER, pod(names.WORKER, "Pending", waiting))
-    assert "worker-1: its image cannot be fetched (zoo:1): ImagePullBackOff: Back-off pulling image" in text
-    assert "  Check --image_name, and that the image is where the nodes can pull it from" in text
+    assert "worker-1: its image cannot be pulled (zoo:1): ImagePullBackOff: Back-off pulling image" in text
+    assert "  Check --image_name, and that the nodes can pull the image" in text
 
 
 def test_a_remedy_that_helps_several_is_told_once(status: Show) -> None:

@@ -123,6 +123,11 @@ def grant(objects: list[dict[str, Any]], namespace: str, account: str) -> None:
         assert time.monotonic() < deadline, f"{account} was granted nothing within 15 s"
 
 
+def _soon(script: str) -> str:
+    """In the background, a moment later: kubectl hangs if the container ends during its command."""
+    return f"(sleep 0.2; {script}) > /dev/null 2>&1 < /dev/null &"
+
+
 class KubernetesStage:
     """Pods are shells that make a named pipe when they are ready, and read their exit code from it."""
 
@@ -149,23 +154,21 @@ class KubernetesStage:
         )
         return ReplicaRequest(name, "worker", 7, ("sh", "-c", script), {})
 
-    async def ready(self, name: str) -> None:
+    async def ready(self, name: str, then: str = "") -> None:
+        """When it is ready, it runs `then`."""
         await hear(self.cluster, name, ReplicaPhase.RUNNING)
-        until = ("exec", name, "--", "sh", "-c", "until [ -e /tmp/orders ]; do sleep 0.05; done; echo there")
-        async with asyncio.timeout(30):  # a container that runs cannot always be entered at once
-            while "there" not in await kubectl_soon(*until, namespace=self.namespace, fails=True):
+        script = f"until [ -e /tmp/orders ]; do sleep 0.05; done; {then} echo there"
+        async with asyncio.timeout(30):  # a running container cannot always be entered at once
+            while "there" not in await kubectl_soon(
+                "exec", name, "--", "sh", "-c", script, namespace=self.namespace, fails=True
+            ):
                 pass
 
     async def end(self, name: str, code: int) -> None:
-        await self.ready(name)
-        await self._order(name, f"echo {code} > /tmp/orders")
+        await self.ready(name, _soon(f"echo {code} > /tmp/orders"))
 
     async def signal(self, name: str, number: signal.Signals) -> None:
-        await self._order(name, f"kill -{int(number)} $(cat /tmp/pid)")
-
-    async def _order(self, name: str, script: str) -> None:
-        # In the background, a moment later: kubectl hangs when the container ends under its feet.
-        await self.run_in(name, f"(sleep 0.2; {script}) > /dev/null 2>&1 < /dev/null &")
+        await self.run_in(name, _soon(f"kill -{int(number)} $(cat /tmp/pid)"))
 
     async def run_in(self, name: str, script: str) -> str:
         return await kubectl_soon("exec", name, "--", "sh", "-c", script, namespace=self.namespace)
@@ -173,7 +176,7 @@ class KubernetesStage:
     def check_ended_by(self, exit: Exit, number: signal.Signals, because: str = "") -> None:
         """A kubelet before 1.22 may have forgotten how a pod ended that was deleted; then that is what is said."""
         if exit.signal is None:
-            assert exit.reason in {f"{how}: Kubernetes did not keep how it ended" for how in ("stopped", "killed")}
+            assert exit.reason in {f"{how}: Kubernetes did not keep its exit status" for how in ("stopped", "killed")}
             assert exit.from_outside
         else:
             assert (exit.code, exit.signal, exit.oom) == (None, number, False)

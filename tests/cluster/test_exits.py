@@ -51,7 +51,7 @@ def test_sigkill_is_out_of_memory_only_when_the_kernel_counted_one() -> None:
     assert classify(signal.SIGKILL, Circumstances(("MemoryError",))).reason == "killed by SIGKILL"
     by_kernel = classify(signal.SIGKILL, Circumstances(kernel_killed_for_memory=True))
     assert by_kernel.oom
-    assert by_kernel.reason == "out of memory: killed by SIGKILL while the kernel counted a kill for memory"
+    assert by_kernel.reason == "out of memory: killed by SIGKILL, and the kernel reported an out-of-memory kill"
 
 
 def test_an_abort_after_a_failed_allocation_is_out_of_memory_and_a_segmentation_fault_is_not() -> None:

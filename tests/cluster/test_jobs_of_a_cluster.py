@@ -77,7 +77,7 @@ def test_a_job_whose_master_runs_is_running_with_nothing_to_say() -> None:
 
 def test_a_job_whose_master_was_deleted_is_running_while_its_keeper_is_there() -> None:
     job = one(config(), KEEPER)
-    assert (job.state, job.note) == ("running", "its master is gone; its keeper makes it again")
+    assert (job.state, job.note) == ("running", "its master is gone; its keeper restarts it")
 
 
 def test_a_job_without_master_and_keeper_has_died() -> None:
@@ -96,7 +96,7 @@ def test_a_pending_master_says_why_and_what_to_do() -> None:
     message = 'Back-off pulling image "zoo:1"'
     job = one(config(), pod(names.MASTER, "Pending", waiting("ImagePullBackOff", message)), KEEPER)
     assert job.state == "pending" and job.never_ran
-    assert job.note == f"its master cannot start: its image cannot be fetched (zoo:1): ImagePullBackOff: {message}"
+    assert job.note == f"its master cannot start: its image cannot be pulled (zoo:1): ImagePullBackOff: {message}"
     (trouble,) = job.troubles
     assert trouble.replicas == ("master",)
     assert "Check --image_name" in trouble.remedy and "elasticdl zoo push" in trouble.remedy
@@ -162,7 +162,7 @@ def test_a_replica_that_ran_out_of_memory_or_never_ran_is_told_while_the_job_goe
     job = one(config(), MASTER, KEEPER, tight, tight_again, empty)
     assert {t.replicas: t.remedy.split(":")[0] for t in job.troubles} == {
         ("worker-1", "worker-2"): "Give it more memory",
-        ("ps-1",): "Check that the image has Python and ElasticDL in it",
+        ("ps-1",): "Check that the image contains Python and ElasticDL",
     }
     assert one(config(), MASTER, KEEPER, pod(names.WORKER, "Failed", ended(1))).troubles == []  # its master tells
 
@@ -170,7 +170,7 @@ def test_a_replica_that_ran_out_of_memory_or_never_ran_is_told_while_the_job_goe
 def test_a_master_that_crashed_is_made_again_while_there_is_a_keeper() -> None:
     job = one(config(), KEEPER, pod(names.MASTER, "Failed", ended(1)))
     assert (job.state, job.result) == ("running", {})
-    assert job.note == "its master ended (exit code 1); its keeper makes it again"
+    assert job.note == "its master ended (exit code 1); its keeper restarts it"
 
 
 def test_a_master_whose_init_container_failed_says_which() -> None:
@@ -178,8 +178,8 @@ def test_a_master_whose_init_container_failed_says_which() -> None:
     master = pod(names.MASTER, "Failed", waiting("PodInitializing"), status={"initContainerStatuses": [first]})
     job = one(config(), KEEPER, master)
     why = 'its init container folder failed with exit code 127: exec: "python": not found'
-    assert job.note == f"its master ended ({why}); its keeper makes it again"
-    assert [(t.what, "Python and ElasticDL in it" in t.remedy) for t in job.troubles] == [(why, True)]
+    assert job.note == f"its master ended ({why}); its keeper restarts it"
+    assert [(t.what, "contains Python and ElasticDL" in t.remedy) for t in job.troubles] == [(why, True)]
 
 
 def test_a_job_of_which_nothing_is_left_was_stopped() -> None:
@@ -209,32 +209,33 @@ def unschedulable(message: str) -> Object:
     ("state", "status", "what", "remedy"),
     [
         (waiting("ErrImageNeverPull"), {}, "its image is not on the node", "--image_pull_policy=IfNotPresent"),
-        (waiting("InvalidImageName"), {}, "its image has no valid name", "Correct --image_name"),
+        (waiting("InvalidImageName"), {}, "its image name is invalid", "Correct --image_name"),
         (
-            waiting("ErrImagePull", "pull access denied for zoo"), {}, "cannot be fetched",
+            waiting("ErrImagePull", "pull access denied for zoo"), {}, "cannot be pulled",
             "imagePullSecrets",
         ),
         (
-            waiting("CreateContainerConfigError", 'secret "hf-token" not found'), {}, "its container cannot be set up",
-            "Make the secret hf-token in the job's namespace",
+            waiting("CreateContainerConfigError", 'secret "hf-token" not found'), {},
+            "its container cannot be configured",
+            "Create the secret hf-token in the job's namespace",
         ),
         (
-            waiting("CreateContainerConfigError", 'secret "elasticdl-mnist" not found'), {}, "cannot be set up",
+            waiting("CreateContainerConfigError", 'secret "elasticdl-mnist" not found'), {}, "cannot be configured",
             "elasticdl stop mnist --now",
         ),
         (
             waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"), {},
-            "cannot be set up", "Give the image a numeric user",
+            "cannot be configured", "Set a numeric user in the image",
         ),
-        (waiting("CrashLoopBackOff", "back-off 20s"), {}, "it ends again and again", "logs mnist worker-1 --previous"),
-        (waiting("RunContainerError", "python: not found"), {}, "cannot be started", "has Python and ElasticDL in it"),
+        (waiting("CrashLoopBackOff", "back-off 20s"), {}, "it crashes repeatedly", "logs mnist worker-1 --previous"),
+        (waiting("RunContainerError", "python: not found"), {}, "cannot be started", "contains Python and ElasticDL"),
         (
             None, unschedulable(SCHEDULED + "3 Insufficient cpu, 1 Insufficient nvidia.com/gpu."), "unschedulable",
-            "To need less cpu and nvidia.com/gpu: --worker_resource_request",
+            "To request less cpu and nvidia.com/gpu: --worker_resource_request",
         ),
         (None, unschedulable(SCHEDULED + "3 node(s) had taint {x: y}, that the pod"), "taint", "Tolerate the taint"),
         (None, unschedulable(SCHEDULED + "3 node(s) didn't match node selector."), "selector", "or label a node"),
-        (None, unschedulable('persistentvolumeclaim "data" not found'), "claim", "Make the claim that --volume names"),
+        (None, unschedulable('persistentvolumeclaim "data" not found'), "claim", "Create the claim"),
     ],
 )  # fmt: skip
 def test_what_holds_a_pod_up_comes_with_the_remedy(
@@ -257,10 +258,10 @@ def test_what_only_events_tell_is_read_from_them() -> None:
     }
     (job,) = read([config()], [MASTER, waits], [event])
     assert [str(trouble) for trouble in job.troubles] == [
-        'worker-1: a volume of it cannot be mounted: MountVolume.SetUp failed for volume "data" : '
+        'worker-1: one of its volumes cannot be mounted: MountVolume.SetUp failed for volume "data" : '
         "hostPath type check failed: /data is not a directory"
     ]
-    assert "Check --volume" in job.troubles[0].remedy
+    assert "what --volume names exists on the node" in job.troubles[0].remedy
 
 
 def test_a_pod_that_somebody_deleted_or_that_ended_well_is_no_trouble() -> None:

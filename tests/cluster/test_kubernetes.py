@@ -167,7 +167,7 @@ def test_a_secret_that_is_not_there_is_said_while_the_pod_waits(run: Run, namesp
         async with playing(namespace, make) as stage:
             await stage.cluster.launch(shell("w-0", "true"))
             note = (await noted(stage.cluster, "w-0")).note
-            assert note.startswith("its container cannot be set up (")
+            assert note.startswith("its container cannot be configured (")
             assert 'CreateContainerConfigError: secret "nothing" not found' in note
 
     run(story(), 60)
@@ -378,7 +378,7 @@ def test_a_server_that_stays_away_is_unreachable_for_calls_and_for_events(run: R
                 await wire.cut()
                 with pytest.raises(Unreachable, match=r"no answer from https://127.0.0.1:\d+ within 1 s: "):
                     await stage.cluster.kill("w-0")
-                with pytest.raises(Unreachable, match="no news of the pods: no answer from"):
+                with pytest.raises(Unreachable, match="cannot watch the pods: no answer from"):
                     await hear_end(stage.cluster, "w-0")
 
     run(story(), 60)

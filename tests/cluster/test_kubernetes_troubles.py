@@ -57,7 +57,7 @@ def test_an_answer_that_makes_no_sense_ends_the_events_in_words(run: Run) -> Non
         async with serving(lambda _: web.Response(text="<html>")) as url:
             cluster = cluster_at(url)
             for _ in range(2):
-                with pytest.raises(Unreachable, match="answered with something that is no JSON: <html>"):
+                with pytest.raises(Unreachable, match="did not answer with JSON: <html>"):
                     await anext(cluster.events())
             await cluster.close()
 
@@ -254,7 +254,7 @@ def test_a_launch_whose_name_stays_taken_says_what_was_in_the_way(run: Run) -> N
     async def story() -> None:
         async with serving(with_an_old_pod(refusal(503) for _ in range(1000))) as url:
             cluster = cluster_at(url, overdue_seconds=0.5)
-            with pytest.raises(Unreachable, match=r"the old pod w-0 was still there after 1 s: Kubernetes refused: no"):
+            with pytest.raises(Unreachable, match=r"the old pod w-0 still exists after 1 s: Kubernetes refused: no"):
                 await cluster.launch(ReplicaRequest("w-0", "worker", 0, ("true",), {}))
             await cluster.close()
 

@@ -107,7 +107,7 @@ def test_without_the_guard_the_kernel_still_ends_the_replicas(launcher: Launcher
 
 def test_a_guard_that_was_killed_is_replaced_and_knows_every_group(launcher: Launcher) -> None:
     launcher.guard.kill()
-    assert b"it was started again" in launcher.next_message()
+    assert b"Restarted the guard process" in launcher.next_message()
     parent = psutil.Process(launcher.process.pid)
     known = {process.pid for process in launcher.tree}
     new = [process for process in parent.children() if process.pid not in known]

@@ -240,7 +240,7 @@ def test_a_line_without_end_is_refused_and_its_connection_closed(run: Run, tmp_p
         async with served(path):
             reader, writer = await asyncio.open_unix_connection(path)
             writer.write(b"x" * (2 * MOST_LINE_BYTES + 1))
-            assert b"a message of more than" in await reader.readline()
+            assert b"message longer than" in await reader.readline()
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
             writer.close()
@@ -270,13 +270,13 @@ def test_clients_that_hang_up_in_the_middle_do_no_harm(run: Run, tmp_path: Path)
 def test_a_refusal_reaches_the_client_in_words(run: Run, tmp_path: Path) -> None:
     class EndingCluster(MemoryCluster):
         async def launch(self, request: ReplicaRequest) -> None:
-            raise Refused(f"{request.name} is not started: the job is ending")
+            raise Refused(f"cannot start {request.name}: the job is ending")
 
     async def story() -> None:
         server = ClusterServer(EndingCluster(), tmp_path / "run" / "s")
         await server.start()
         client = LocalCluster(tmp_path / "run" / "s")
-        with pytest.raises(Refused, match="w-0 is not started: the job is ending"):
+        with pytest.raises(Refused, match="cannot start w-0: the job is ending"):
             await client.launch(WORKER)
         await client.close()
         await server.close()
@@ -346,7 +346,7 @@ def test_a_second_launcher_of_a_job_is_turned_away_and_the_first_goes_on(run: Ru
     async def story() -> None:
         path = tmp_path / "run" / "s"
         async with served(path):
-            with pytest.raises(UsageError, match="a launcher of this job already runs"):
+            with pytest.raises(UsageError, match="a launcher of this job is already running"):
                 await Supervisor(tmp_path / "logs", path).start()
             client = LocalCluster(path)
             assert await client.list() == []

@@ -189,7 +189,7 @@ def test_an_overlay_that_has_replicas_restarted_in_place_is_refused() -> None:
     assert restarted(plain, pods(plain)) == []
     (problem,) = restarted(overlaid, pods(overlaid))
     assert str(problem).startswith(
-        "--cluster_spec_json: its restartPolicy would have the kubelet restart master, ps, worker in place"
+        "--cluster_spec_json: its restartPolicy makes the kubelet restart master, ps, worker in place"
     )
 
 

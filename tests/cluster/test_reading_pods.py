@@ -61,7 +61,7 @@ def test_a_container_that_ended_for_good_is_gone_before_its_pod_says_so() -> Non
             "out of memory: the kernel killed it at its limit of 64Mi",
         ),
         (ended(1, "OOMKilled"), 1, None, True, False, "out of memory: the kernel killed it at its limit of 64Mi"),
-        (ended(86), 86, None, True, False, "out of memory: it ended with exit code 86, which says so"),
+        (ended(86), 86, None, True, False, "out of memory: exit code 86"),
         (ended(143, meta=DELETED), None, signal.SIGTERM, False, True, "deleted (killed by SIGTERM)"),
         (ended(0, meta=DELETED), 0, None, False, True, "deleted (exit code 0)"),
         (ended(143, meta=STOPPED), None, signal.SIGTERM, False, True, "killed by SIGTERM"),
@@ -106,7 +106,7 @@ def test_a_container_that_ended_for_good_is_gone_before_its_pod_says_so() -> Non
         (
             pod("Failed", status={"reason": "OutOfcpu", "message": "Node didn't have enough resource: cpu"}),
             None, None, False, True,
-            "turned away by the node: OutOfcpu: Node didn't have enough resource: cpu",
+            "rejected by its node: OutOfcpu: Node didn't have enough resource: cpu",
         ),
         (
             ended(127, "ContainerCannotRun"), None, None, False, False, "could not be started: ",
@@ -141,7 +141,7 @@ def test_before_conditions_told_it_the_scheduler_left_an_event() -> None:
 
 def test_a_pod_forgotten_by_its_kubelet_says_that_nothing_is_known() -> None:
     exit = exit_of(pod("Failed", {"waiting": {"reason": "ContainerCreating"}}, meta=STOPPED), ran=True)
-    assert (exit.code, exit.signal, exit.reason) == (None, None, "stopped: Kubernetes did not keep how it ended")
+    assert (exit.code, exit.signal, exit.reason) == (None, None, "stopped: Kubernetes did not keep its exit status")
     assert exit.from_outside
 
 
@@ -161,12 +161,12 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
         (waiting("ContainerCreating"), ""),
         (
             waiting("ImagePullBackOff", 'Back-off pulling image "zoo:1"'),
-            'its image cannot be fetched (zoo:1): ImagePullBackOff: Back-off pulling image "zoo:1"',
+            'its image cannot be pulled (zoo:1): ImagePullBackOff: Back-off pulling image "zoo:1"',
         ),
-        (waiting("InvalidImageName"), "its image has no valid name (zoo:1): InvalidImageName"),
+        (waiting("InvalidImageName"), "its image name is invalid (zoo:1): InvalidImageName"),
         (
             waiting("CreateContainerConfigError", 'secret "s" not found'),
-            'its container cannot be set up (zoo:1): CreateContainerConfigError: secret "s" not found',
+            'its container cannot be configured (zoo:1): CreateContainerConfigError: secret "s" not found',
         ),
         (
             pod("Pending", status={"conditions": [

@@ -358,7 +358,7 @@ def test_an_exit_status_taken_by_other_code_is_reported_as_such(run: Run, tmp_pa
             take_exit_status(pid)
             exit = await supervisor.wait("w-0")
             assert (exit.code, exit.signal) == (None, None)
-            assert "other code in the launcher took its exit status" in exit.reason
+            assert "other code in the launcher collected it" in exit.reason
 
     run(story())
 
@@ -378,7 +378,7 @@ def test_a_log_directory_that_cannot_be_made_is_a_usage_error(run: Run, tmp_path
     (tmp_path / "file").write_text("")
 
     async def story() -> None:
-        with pytest.raises(UsageError, match="logs cannot be kept here"):
+        with pytest.raises(UsageError, match="cannot write logs here"):
             await Supervisor(tmp_path / "file" / "logs").start()
 
     run(story())

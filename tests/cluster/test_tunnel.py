@@ -119,7 +119,7 @@ def test_a_port_where_nobody_listens_is_told_in_words(run: Run) -> None:
             async with tunnel.open() as address:
                 reader, _writer = await asyncio.open_connection(*address.split(":"))
                 assert await reader.read() == b""
-            assert tunnel.trouble == f"nobody listens on port {port} of this pod: Connection refused"
+            assert tunnel.trouble == f"nothing listens on port {port} of this pod: Connection refused"
 
     run(story())
 

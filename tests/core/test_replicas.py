@@ -418,7 +418,7 @@ def test_what_holds_a_replica_up_is_shown_until_it_runs_and_counted_once() -> No
     house.hear(e.ReplicaHeldUp(name("worker", 0), "uid-worker-0", "unschedulable", "unschedulable: 0/2 nodes"))
     replica = house.replicas.replicas[name("worker", 0)]
     assert (replica.detail, house.replicas.incidents) == ("unschedulable: 0/2 nodes", {"unschedulable": 1})
-    house.hear(e.ReplicaHeldUp(name("worker", 0), "uid-worker-0", "image trouble", "its image cannot be fetched"))
+    house.hear(e.ReplicaHeldUp(name("worker", 0), "uid-worker-0", "image trouble", "its image cannot be pulled"))
     house.start("worker", 0)
     assert (replica.detail, house.replicas.incidents) == ("", {"unschedulable": 1, "image trouble": 1})
     house.hear(held)

@@ -157,7 +157,7 @@ def test_a_keeper_that_is_sent_away_together_with_its_master_brings_that_back_fi
             with contextlib.suppress(ProcessLookupError):
                 keeper.kill()
         assert keeper.returncode == 0
-        assert "Sent away by SIGTERM" in said.decode() and "The master is started again." in said.decode()
+        assert "Received SIGTERM" in said.decode() and "Started the master again." in said.decode()
         assert (await asyncio.to_thread(master, namespace))["metadata"]["uid"] != uid
 
     run(story(), 280)

@@ -98,6 +98,23 @@ def running(namespace: str, data: Path) -> str:
     return "runner"
 
 
+@pytest.fixture(scope="module")
+def stop_now(namespace: str) -> Iterator[Callable[[str], None]]:
+    """Begins to stop a job. That it was stopped is checked after the other tests: a pod that never started may stay for
+    a minute."""
+    stopping: list[subprocess.Popen[str]] = []
+
+    def begin(name: str) -> None:
+        command = [sys.executable, "-m", "elasticdl", "stop", name, "--now", "-n", namespace, *WHERE]
+        pipe = subprocess.PIPE
+        stopping.append(subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=pipe, stderr=pipe, text=True))
+
+    yield begin
+    for process in stopping:
+        said, complaint = process.communicate(timeout=120)
+        assert process.returncode == 0, f"{said}{complaint}"
+
+
 def test_a_running_job_is_listed_with_its_place_and_progress(namespace: str, running: str) -> None:
     header, row = elasticdl("list", "-n", namespace).splitlines()
     assert header.split() == ["NAME", "WHERE", "STATE", "PROGRESS", "STARTED", "DURATION"]
@@ -163,7 +180,7 @@ def test_a_worker_without_room_is_told_with_the_remedy_while_the_job_goes_on(
 
     (trouble,) = until(held_up)
     assert "unschedulable" in trouble["what"] and "Insufficient cpu" in trouble["what"]
-    assert "To need less cpu: --worker_resource_request" in trouble["remedy"]
+    assert "To request less cpu: --worker_resource_request" in trouble["remedy"]
     text = elasticdl("status", "large", "-n", namespace)
     assert "large  starting" in text and "worker-0: unschedulable" in text
     assert elasticdl("stop", "large", "--now", "-n", namespace).startswith("large stopped")
@@ -178,20 +195,22 @@ def test_a_master_whose_image_is_not_there_is_pending_with_the_remedy_and_can_be
     text = elasticdl("status", "noimage", "-n", namespace)
     assert "noimage is pending; nothing has started yet: its master cannot start: its image is not on the node" in text
     assert "(elasticdl:not-there)" in text
-    assert "or let it be pulled: --image_pull_policy=IfNotPresent." in text
+    assert "or allow pulling: --image_pull_policy=IfNotPresent." in text
     said = elasticdl("stop", "noimage", "-n", namespace)
     assert "noimage stopped: nothing of it is left" in said
     assert "noimage" not in elasticdl("list", "-n", namespace)
 
 
-def test_an_image_that_cannot_be_pulled_is_told_with_the_remedy(namespace: str, data: Path) -> None:
+def test_an_image_that_cannot_be_pulled_is_told_with_the_remedy(
+    namespace: str, data: Path, stop_now: Callable[[str], None]
+) -> None:
     """The kubelet's own words, of a registry that is not there: the node's port 9 belongs to nobody."""
     submit(namespace, data, "nopull", image_name="127.0.0.1:9/none:1", image_pull_policy="IfNotPresent")
     text = until(lambda: "ImagePullBackOff" in (said := elasticdl("status", "nopull", "-n", namespace)) and said)
-    assert "nopull is pending; nothing has started yet: its master cannot start: its image cannot be fetched" in text
+    assert "nopull is pending; nothing has started yet: its master cannot start: its image cannot be pulled" in text
     assert "(127.0.0.1:9/none:1): ImagePullBackOff: " in text
-    assert "Check --image_name, and that the image is where the nodes can pull it from: `elasticdl zoo push" in text
-    elasticdl("stop", "nopull", "--now", "-n", namespace)
+    assert "Check --image_name, and that the nodes can pull the image: `elasticdl zoo push" in text
+    stop_now("nopull")
 
 
 def test_a_job_whose_workers_run_out_of_memory_fails_with_the_flag(namespace: str, data: Path) -> None:
@@ -213,15 +232,15 @@ def test_a_master_that_runs_out_of_memory_is_told_with_the_flag(namespace: str, 
     assert re.search(r'remedy +Give it more memory: --master_resource_request="memory=…"', text)
 
 
-def test_a_missing_secret_is_told_by_name(namespace: str, data: Path) -> None:
+def test_a_missing_secret_is_told_by_name(namespace: str, data: Path, stop_now: Callable[[str], None]) -> None:
     missing = {"spec": {"containers": [{"name": "main", "envFrom": [{"secretRef": {"name": "hf-token"}}]}]}}
     submit(namespace, data, "nosecret", cluster_spec_json=json.dumps(missing))
     found = until(lambda: "hf-token" in (s := status("nosecret", namespace))["reason"] and s)
     assert found["state"] == "pending"
     assert 'CreateContainerConfigError: secret "hf-token" not found' in found["reason"]
     assert found["troubles"][0]["replicas"][0] == "master"
-    assert found["troubles"][0]["remedy"].startswith("Make the secret hf-token in the job's namespace")
-    elasticdl("stop", "nosecret", "--now", "-n", namespace)
+    assert found["troubles"][0]["remedy"].startswith("Create the secret hf-token in the job's namespace")
+    stop_now("nosecret")
 
 
 def test_following_outlives_a_master_and_ends_with_the_job_that_is_stopped_with_a_checkpoint(

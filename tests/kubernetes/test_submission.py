@@ -76,10 +76,10 @@ def test_a_name_in_use_is_refused_and_that_of_a_job_that_ended_is_used_again(nam
             await submitted(api, spec)
             (problem,) = await preflight(api, spec, secrets_of(spec))
             assert str(problem) == (
-                f"--job_name=j: a job of this name is in namespace {namespace} already. "
-                f"Choose another name, or stop that one: elasticdl stop j --namespace={namespace}."
+                f"--job_name=j: a job with this name already exists in namespace {namespace}. "
+                f"Choose another name, or stop that job: elasticdl stop j --namespace={namespace}."
             )
-            with pytest.raises(UsageError, match="a job of this name is in namespace"):
+            with pytest.raises(UsageError, match="a job with this name already exists in namespace"):
                 await submitted(api, spec)
             await until(lambda: phase(namespace) == "Running")
             # What the keeper does at the end, by hand, and too early: the master runs still.
@@ -87,7 +87,7 @@ def test_a_name_in_use_is_refused_and_that_of_a_job_that_ended_is_used_again(nam
             kubectl("patch", "pod", MASTER, "--type=merge", "-p", alone, namespace=namespace)
             kubectl("delete", "configmap", "elasticdl-j", namespace=namespace)
             (problem,) = await preflight(api, spec, secrets_of(spec))
-            assert f"the pod {MASTER} runs already" in str(problem)
+            assert f"the pod {MASTER} is already running" in str(problem)
             note = json.dumps({"outcome": "succeeded", "reason": ""})
             kubectl("annotate", "pod", MASTER, f"{names.ANNOTATION_RESULT}={note}", namespace=namespace)
             await end_master(namespace)
@@ -95,7 +95,7 @@ def test_a_name_in_use_is_refused_and_that_of_a_job_that_ended_is_used_again(nam
             assert await preflight(api, spec, secrets_of(spec)) == []
             said: list[str] = []
             await submitted(api, spec, said)
-            assert said == ["An earlier job j succeeded; its master's pod, which held its log, is removed."]
+            assert said == ["Removing the master pod of an earlier job j (succeeded), with its log."]
         assert await asyncio.to_thread(there, namespace) == ALL
 
     run(story(), 280)
@@ -112,7 +112,7 @@ def test_what_is_missing_is_found_by_asking_the_server(namespace: str, make: Mak
             assert await said() == []
             (problem,) = await said(namespace="nowhere-to-be-found")
             assert problem.startswith(
-                "--namespace=nowhere-to-be-found: there is no such namespace. Make it with kubectl"
+                "--namespace=nowhere-to-be-found: there is no such namespace. Create it with kubectl"
             )
             found = await said(
                 worker_pod_priority="urgent=0.5", ps_pod_priority="top", volume="claim_name=lost,mount_path=/data"
@@ -157,13 +157,13 @@ def test_whoever_may_not_submit_is_told_what_is_missing(namespace: str, make: Ma
             spec = make()
             (problem,) = await preflight(api, spec, secrets_of(spec))
             assert "does not let you create configmaps, create secrets, create services" in str(problem)
-            assert str(problem).endswith("Ask an administrator for it, or use another context.")
+            assert str(problem).endswith("Ask an administrator for these rights, or use another context.")
         async with reach("submitter", namespace) as api:  # no NetworkPolicy, and that is said
             assert await preflight(api, spec, secrets_of(spec)) == []
             said: list[str] = []
             await submitted(api, spec, said)
             (warning,) = said
-            assert warning.startswith("Warning: any pod of the cluster can reach those of this job")
+            assert warning.startswith("Warning: any pod in the cluster can connect to this job's pods")
         assert await asyncio.to_thread(there, namespace) == [t for t in ALL if not t.startswith("NetworkPolicy")]
 
     run(story())
@@ -225,7 +225,7 @@ def test_the_name_of_a_job_that_is_over_is_used_again_as_soon_as_it_is_removed(n
             assert not done
             await conclude(api, namespace, "j", await asyncio.to_thread(master, namespace), uid)
             assert await again != uid
-            assert said == ["An earlier job j succeeded; its master's pod, which held its log, is removed."]
+            assert said == ["Removing the master pod of an earlier job j (succeeded), with its log."]
         assert await asyncio.to_thread(there, namespace) == ALL
 
     run(story(), 180)
@@ -243,7 +243,7 @@ def test_a_name_that_somebody_else_takes_meanwhile_is_not_waited_for(namespace: 
             assert not done, "the earlier job is over: it waits until that is removed"
             # What the other one does first. That its objects are there is all that this one sees then.
             kubectl("delete", "pod", MASTER, "--force", "--grace-period=0", namespace=namespace)
-            with pytest.raises(UsageError, match="a job of this name is in namespace"):
+            with pytest.raises(UsageError, match="a job with this name already exists in namespace"):
                 await asyncio.wait_for(late, 30)
 
     run(story())

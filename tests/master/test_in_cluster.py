@@ -95,7 +95,7 @@ class TurnedAway(MemoryCluster):
     async def launch(self, request: ReplicaRequest) -> None:
         await super().launch(request)
         self.launched.append(time.monotonic())
-        self.exit(request.name, Exit(None, None, oom=False, reason="turned away by the node"))
+        self.exit(request.name, Exit(None, None, oom=False, reason="rejected by its node"))
 
 
 def test_a_keeper_that_is_turned_away_is_made_again_more_and_more_slowly() -> None:

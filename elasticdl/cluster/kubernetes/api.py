@@ -172,7 +172,7 @@ class KubernetesApi:
                             raise ApiRefused(status.get("code", 0), status.get("reason", ""), status.get("message", ""))
                         yield event["type"], event["object"]
         except TimeoutError:
-            raise Unreachable(f"{self.credentials.server} fell silent") from None
+            raise Unreachable(f"{self.credentials.server} stopped answering") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"the watch of {self.credentials.server} broke: {_words(error)}") from error
 
@@ -231,7 +231,7 @@ class KubernetesApi:
             return json.loads(text)
         except ValueError as error:  # of something in between, such as a proxy's login page
             shown = text if isinstance(text, str) else text.decode(errors="replace")
-            what = f"{self.credentials.server} answered with something that is no JSON: {shown.strip()[:80]}"
+            what = f"{self.credentials.server} did not answer with JSON: {shown.strip()[:80]}"
             raise Unreachable(what) from error
 
     async def close(self) -> None:

@@ -180,7 +180,7 @@ class KubernetesCluster:
                     raise
                 trouble = str(error)
             if loop.time() - heard > self._outage_seconds:
-                raise Unreachable(f"no news of the pods: {trouble}")
+                raise Unreachable(f"cannot watch the pods: {trouble}")
             await asyncio.sleep(pauses.next())
 
     def _followed(self, task: asyncio.Task[None]) -> None:
@@ -286,7 +286,7 @@ class KubernetesCluster:
                     raise
                 trouble = f": {error}"
             await asyncio.sleep(min(pauses.next(), max(0.0, deadline - loop.time())))
-        raise Unreachable(f"the old pod {name} was still there after {patience:g} s{trouble}")
+        raise Unreachable(f"the old pod {name} still exists after {patience:g} s{trouble}")
 
     async def _gone_within(self, seconds: float, name: str, uid: str, ended: bool) -> bool:
         """Whether the pod is no longer there or, if it had not, it has ended, before the watch ends."""

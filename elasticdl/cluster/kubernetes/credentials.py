@@ -164,7 +164,7 @@ def from_files(paths: list[Path], context: str | None = None) -> Credentials:
                 for item in text.get(kind) or []:
                     members.setdefault(item["name"], _absolute(item.get(kind[:-1]) or {}, path.parent))
         except OSError as error:
-            raise _problem("KUBECONFIG", str(path), f"cannot be read: {error.strerror}", "Mend it.") from error
+            raise _problem("KUBECONFIG", str(path), f"cannot be read: {error.strerror}", "Fix it.") from error
         except (yaml.YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
             what = "is not a kubeconfig"
             raise _problem("KUBECONFIG", str(path), what, "It should be YAML with contexts.") from error
@@ -178,7 +178,7 @@ def from_files(paths: list[Path], context: str | None = None) -> Credentials:
     chosen = named["contexts"][wanted]
     cluster = named["clusters"].get(chosen.get("cluster", ""), {})
     if "server" not in cluster:
-        raise _problem("context", wanted, "names no cluster with a server", "Mend the kubeconfig.")
+        raise _problem("context", wanted, "names no cluster with a server", "Fix the kubeconfig.")
     user = named["users"].get(chosen.get("user", ""), {})
     return Credentials(cluster["server"].rstrip("/"), chosen.get("namespace") or "default", wanted, cluster, user)
 

@@ -97,13 +97,13 @@ class ClusterJob:
         if self.state == "died":
             return "its master is gone, and its keeper too"
         if master is None:
-            return "its master is gone; its keeper makes it again" if self._kept else "it is being submitted"
+            return "its master is gone; its keeper restarts it" if self._kept else "it is being submitted"
         if phase_of(master) is ReplicaPhase.GONE:
-            return f"its master ended ({exit_of(master).reason}); its keeper makes it again"
+            return f"its master ended ({exit_of(master).reason}); its keeper restarts it"
         trouble = trouble_of(master, self.name, self._events(master))
         if trouble is not None:
             return f"its master cannot start: {trouble.what}"
-        return "its master is being set up" if self.state == "pending" else ""
+        return "its master is starting" if self.state == "pending" else ""
 
     @property
     def troubles(self) -> list[Trouble]:
@@ -227,7 +227,7 @@ async def delete(api: KubernetesApi, job: ClusterJob) -> None:
             for pod in job.pods:
                 await _gone(api, job.namespace, "pods", pod["metadata"]["name"])
     except TimeoutError as error:
-        what = f"pods of {job.name} were still there after {_REMOVAL_SECONDS:g} s; a node may be lost"
+        what = f"pods of {job.name} still exist after {_REMOVAL_SECONDS:g} s; a node may be lost"
         raise Unreachable(f"{what}. kubectl delete pod --force --grace-period=0 removes them.") from error
 
 
@@ -238,7 +238,7 @@ async def secret(api: KubernetesApi, job: ClusterJob) -> dict[str, str]:
         found = (await api.call("GET", path, deadline_seconds=10.0)).get("data") or {}
     except ApiRefused as refusal:
         if refusal.code == 404:
-            raise Unreachable(f"the Secret of {job.name} is not there") from refusal
+            raise Unreachable(f"the Secret of {job.name} does not exist") from refusal
         raise
     return {key: base64.b64decode(value).decode() for key, value in found.items()}
 

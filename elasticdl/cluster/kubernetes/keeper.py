@@ -64,7 +64,7 @@ class Keeper:
         """Until the job is over, or has been removed."""
         config = await self._config()
         if config is None:
-            log.info("There is no job %s any more.", self.job)
+            log.info("The job %s no longer exists.", self.job)
             return
         uid, pauses = config["metadata"]["uid"], Pauses()
         while True:
@@ -84,7 +84,7 @@ class Keeper:
                     return
                 continue
             if _unfit(pod) and not leaving(pod):
-                await self.tell(pod, "MasterReplaced", f"Another master is started, since {_unfit(pod)}.")
+                await self.tell(pod, "MasterReplaced", f"Replacing the master: {_unfit(pod)}.")
                 await self._remove(pod)
                 continue
             patience, began = RELIST_SECONDS, time.monotonic()
@@ -138,7 +138,7 @@ class Keeper:
         lost. Kubelets may take a minute to say that a container has ended, and some never say it.
         """
         if _overdue(pod):
-            log.warning("The master's pod outlived its grace by %g s: its node is lost.", OVERDUE_SECONDS)
+            log.warning("The master's pod still exists %g s after its grace period; its node is lost.", OVERDUE_SECONDS)
             return True
         return not await self._lease(pod, uid).held()
 
@@ -148,7 +148,7 @@ class Keeper:
         """Make the master's pod again, as the ConfigMap has it; False when the job is no longer there."""
         config = await self._config()
         if config is None or leaving(config) or config["metadata"]["uid"] != uid:
-            log.info("The job %s is being removed; its master stays away.", self.job)
+            log.info("The job %s is being removed; not starting its master again.", self.job)
             return False
         pod = owned(json.loads(config["data"][names.MASTER_KEY]), owner(self.job, uid))
         marks = {**pod["metadata"].get("annotations", {}), names.ANNOTATION_CRASHES: str(self.crashes)}
@@ -159,7 +159,7 @@ class Keeper:
             if refusal.reason != "AlreadyExists":
                 raise
         else:
-            await self.tell(made, "MasterStarted", "The master is started again.")
+            await self.tell(made, "MasterStarted", "Started the master again.")
         return True
 
     async def _ended(self, pod: Pod, uid: str) -> bool:
@@ -170,7 +170,7 @@ class Keeper:
         if end.from_outside:
             pause = self._after_loss(pod)
             when = f" in {pause:.0f} s" if pause >= 1 else ""
-            await self.tell(pod, "MasterLost", f"The master was {end.reason}; starting it again{when}.")
+            await self.tell(pod, "MasterLost", f"The master was lost ({end.reason}); starting it again{when}.")
             await self._pause(pause)
         else:
             self.crashes = 1 if _ran_seconds(pod) > LONG_SECONDS else self.crashes + 1
@@ -217,7 +217,7 @@ class Keeper:
 
     async def _finish(self, pod: Pod, uid: str) -> None:
         """What the master did itself, unless it was lost as soon as it had said how the job ended."""
-        log.info("The job %s is over; its objects are removed.", self.job)
+        log.info("The job %s has ended; removing its objects.", self.job)
         await conclude(self.api, self.namespace, self.job, pod, uid)
 
     async def _remove(self, pod: Pod) -> None:
@@ -307,7 +307,7 @@ async def _until_sent_away(keeper: Keeper) -> None:
     try:
         await asyncio.wait({keeping, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not keeping.done():
-            log.info("Sent away by SIGTERM; a master that is lost meanwhile is still brought back.")
+            log.info("Received SIGTERM; still restarting a master that is lost in the meantime.")
             keeper.hurry.set()
             await asyncio.wait({keeping}, timeout=STAY_SECONDS[0])
             standing = asyncio.create_task(keeper.standing.wait())

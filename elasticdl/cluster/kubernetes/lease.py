@@ -57,12 +57,12 @@ class Lease:
             if there is not None and holder not in ("", self._holder) and self._ours(there):
                 if (mark := (holder, str(there["spec"].get("renewTime", "")))) != seen:
                     seen, since = mark, loop.time()
-                    log.info("Waiting for the lease of %s, which another master holds or held", self._name)
+                    log.info("Waiting for the lease of %s: another master holds it or did not release it", self._name)
                 left = since + there["spec"].get("leaseDurationSeconds", self._lease_seconds) - loop.time()
                 if left > 0:
                     await asyncio.sleep(min(LOOK_SECONDS, left))  # a watch would need another permission
                     continue
-                log.info("The lease ran out: the other master did not renew it")
+                log.info("The lease expired: the other master did not renew it")
             self._taken = _now()
             try:
                 await self._write(there, self._holder)

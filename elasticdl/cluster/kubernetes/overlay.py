@@ -22,7 +22,7 @@ def load(path: Path) -> Callable[[Pod], Pod]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # the user's code: whatever it raises is told to the user
-        raise _problem(path, f"raised {error!r} when it was read", "Mend the file.") from error
+        raise _problem(path, f"raised {error!r} when it was loaded", "Fix the file.") from error
     with_pod = getattr(module, "with_pod", None) or getattr(getattr(module, "cluster", None), "with_pod", None)
     if not callable(with_pod):
         raise _problem(path, "defines no with_pod", "Define with_pod(pod), or an object `cluster` that has it.")

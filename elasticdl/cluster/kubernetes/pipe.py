@@ -20,7 +20,7 @@ def main(port: int) -> int:
     try:
         connection = socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_SECONDS)
     except OSError as error:
-        print(f"nobody listens on port {port} of this pod: {error.strerror or error}", file=sys.stderr)
+        print(f"nothing listens on port {port} of this pod: {error.strerror or error}", file=sys.stderr)
         return 1
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -33,7 +33,7 @@ try:
     os.makedirs(sys.argv[1], exist_ok=True)
     os.chmod(sys.argv[1], 0o1777)
 except OSError as error:
-    said = f"cannot make {sys.argv[1]}: {error}"  # the master tries, too, and says what to do
+    said = f"cannot create {sys.argv[1]}: {error}"  # the master tries, too, and says what to do
     print(said)
     open("/dev/termination-log", "w").write(said)
 """

@@ -44,7 +44,7 @@ async def preflight(api: KubernetesApi, spec: JobSpec, secrets: Mapping[str, str
     """Everything that stands in the way of this job. What we may not ask is left to the submission itself."""
     namespace = str(spec.namespace)
     if await _missing(api, f"/api/v1/namespaces/{namespace}"):
-        remedy = f"Make it with kubectl create namespace {namespace}, or name another one."
+        remedy = f"Create it with kubectl create namespace {namespace}, or use another one."
         return [Problem("--namespace", namespace, "there is no such namespace", remedy), *await _priorities(api, spec)]
     objects = job_objects(spec, secrets)
     account = str(objects.master["spec"].get("serviceAccountName", "default"))
@@ -76,7 +76,7 @@ async def _priorities(api: KubernetesApi, spec: JobSpec) -> list[Problem]:
     for (flag, name), gone in zip(asked, missing, strict=True):
         if gone:
             made = f"kubectl apply -f {MANIFESTS}/{name}.yaml" if name in ("high", "low") else "kubectl"
-            remedy = f"Make it with {made}, or name another one (kubectl get priorityclasses)."
+            remedy = f"Create it with {made}, or use another one (kubectl get priorityclasses)."
             found.append(Problem(flag, name, f"there is no PriorityClass {name}", remedy))
     return found
 
@@ -98,16 +98,16 @@ async def _claims(api: KubernetesApi, spec: JobSpec) -> list[Problem]:
         path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{volume.claim_name}"
         if volume.claim_name is not None and await _missing(api, path):
             what = f"there is no PersistentVolumeClaim {volume.claim_name} in namespace {namespace}"
-            remedy = f"Make it first, or name another one (kubectl get -n {namespace} pvc)."
+            remedy = f"Create it first, or use another one (kubectl get -n {namespace} pvc)."
             found.append(Problem("--volume", str(volume), what, remedy))
     return found
 
 
 async def _account(api: KubernetesApi, namespace: str, account: str) -> list[Problem]:
     """Whether the master's service account is there and may do what it must, where we may ask."""
-    remedy = "An administrator makes it once: " + rbac_command(namespace)
+    remedy = "An administrator creates it once: " + rbac_command(namespace)
     if await _missing(api, f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}"):
-        what = f"namespace {namespace} has no service account {account}, with which the master makes its pods"
+        what = f"namespace {namespace} has no service account {account}, which the master needs to create pods"
         return [Problem("--namespace", namespace, what, remedy)]
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
     user = {"user": f"system:serviceaccount:{namespace}:{account}", "groups": groups}
@@ -136,7 +136,7 @@ async def _rights(api: KubernetesApi, namespace: str) -> list[Problem]:
         return []
     who = api.credentials.context or api.credentials.server
     what = f"{who} does not let you {', '.join(refused)} in namespace {namespace}"
-    return [Problem("--namespace", namespace, what, "Ask an administrator for it, or use another context.")]
+    return [Problem("--namespace", namespace, what, "Ask an administrator for these rights, or use another context.")]
 
 
 async def _reviewed(
@@ -181,16 +181,16 @@ def _replicas(spec: JobSpec) -> list[Object]:
 
 
 def restarted(spec: JobSpec, objects: Sequence[Object]) -> list[Problem]:
-    """An overlay that has the kubelet restart them in place, where nobody would see why they ended, or how often."""
-    who = []
+    """Overlays that make the kubelet restart pods in place: the master would not see why they ended, or how often."""
+    changed = []
     for pod in objects:
         role = pod["metadata"]["labels"].get(names.LABEL_TYPE)
         if pod["kind"] == "Pod" and role != names.KEEPER and pod["spec"].get("restartPolicy") != restart_policy(role):
-            who.append(role)
+            changed.append(role)
     flag = "--cluster_spec_json" if spec.cluster_spec is None else "--cluster_spec"
-    what = f"its restartPolicy would have the kubelet restart {', '.join(who)} in place, and hide their crashes"
-    remedy = "Leave it out: master and keeper make lost and crashed pods again themselves."
-    return [Problem(flag, "", what, remedy)] if who else []
+    what = f"its restartPolicy makes the kubelet restart {', '.join(changed)} in place, which hides their crashes"
+    remedy = "Remove it: the master and the keeper replace lost and crashed pods."
+    return [Problem(flag, "", what, remedy)] if changed else []
 
 
 async def _rehearsal(api: KubernetesApi, objects: Sequence[Object]) -> list[Problem]:
@@ -201,7 +201,7 @@ async def _rehearsal(api: KubernetesApi, objects: Sequence[Object]) -> list[Prob
         if refusal is not None:
             who = thing["metadata"]["labels"].get(names.LABEL_TYPE, thing["kind"])
             found.setdefault(_CHECKED.sub("", str(refusal)), []).append(who)
-    remedy = "Change the flag, or the overlay of --cluster_spec or --cluster_spec_json, that asks for it."
+    remedy = "Change the flag, or the overlay of --cluster_spec or --cluster_spec_json, that requests it."
     return [Problem(", ".join(who), "", text.rstrip("."), remedy) for text, who in found.items()]
 
 

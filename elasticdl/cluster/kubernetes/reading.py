@@ -30,7 +30,7 @@ CONTAINER = "main"
 STOPPED, KILLED = "stopped", "killed"  # by us: values of names.ANNOTATION_ENDING
 
 _ENDED = ("Succeeded", "Failed")
-_NOT_KEPT = "Kubernetes did not keep how it ended"
+_NOT_KEPT = "Kubernetes did not keep its exit status"
 _NEVER_SEEN = "ContainerStatusUnknown"  # a kubelet's placeholder, with exit code 137, for a container it does not find
 COULD_NOT_START, INIT_FAILED = "could not be started", "its init container"  # how reasons of such ends begin
 
@@ -46,26 +46,26 @@ _IMAGE_REASONS = frozenset(
     }
 )
 _WAITING = {
-    "ErrImagePull": "its image cannot be fetched",
-    "ImagePullBackOff": "its image cannot be fetched",
+    "ErrImagePull": "its image cannot be pulled",
+    "ImagePullBackOff": "its image cannot be pulled",
     "ErrImageNeverPull": "its image is not on the node, and the pull policy is Never",
-    "InvalidImageName": "its image has no valid name",
+    "InvalidImageName": "its image name is invalid",
     "ImageInspectError": "its image cannot be read",
     "RegistryUnavailable": "the registry of its image does not answer",
-    "CreateContainerConfigError": "its container cannot be set up",
-    "CreateContainerError": "its container cannot be made",
+    "CreateContainerConfigError": "its container cannot be configured",
+    "CreateContainerError": "its container cannot be created",
     "RunContainerError": "its container cannot be started",
-    "CrashLoopBackOff": "it ends again and again",
+    "CrashLoopBackOff": "it crashes repeatedly",
 }
 # Reasons of a whole pod with which a node turns it away or lets it go, through no fault of its own; kind and words.
 _TAKEN = {
     "Preempting": (PREEMPTED, "removed by its node for a critical pod"),
     "NodeLost": (NODE_LOST, "its node is lost"),
-    "NodeShutdown": (NODE_LOST, "its node shuts down"),
-    "Shutdown": (NODE_LOST, "its node shuts down"),
-    "Terminated": (NODE_LOST, "its node shuts down"),
-    "NodeAffinity": (TURNED_AWAY, "turned away by the node"),
-    "UnexpectedAdmissionError": (TURNED_AWAY, "turned away by the node"),
+    "NodeShutdown": (NODE_LOST, "its node is shutting down"),
+    "Shutdown": (NODE_LOST, "its node is shutting down"),
+    "Terminated": (NODE_LOST, "its node is shutting down"),
+    "NodeAffinity": (TURNED_AWAY, "rejected by its node"),
+    "UnexpectedAdmissionError": (TURNED_AWAY, "rejected by its node"),
 }
 # Reasons of the condition DisruptionTarget (Kubernetes 1.26 and later), and of events (before).
 _DISRUPTIONS = {
@@ -226,7 +226,7 @@ def _taken(pod: Pod, events: Sequence[dict[str, Any]]) -> tuple[str, str]:
     if reason == "Evicted":
         return EVICTED, _joined("evicted", message)
     if reason in _TAKEN or reason.startswith(("OutOf", "Outof")):
-        kind, words = _TAKEN.get(reason, (TURNED_AWAY, "turned away by the node"))
+        kind, words = _TAKEN.get(reason, (TURNED_AWAY, "rejected by its node"))
         return kind, _joined(words, _joined(reason, message))
     for condition in status.get("conditions", []):
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":

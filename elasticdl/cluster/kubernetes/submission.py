@@ -64,7 +64,7 @@ async def submit(
     if master_exists:
         master = await api.call("GET", f"{folder('Pod', namespace)}/{objects.master['metadata']['name']}")
         if _told(master):  # its container was started again: there is nothing to do
-            raise JobFailed(f"the job {job} is over: it {_outcome(master)}")
+            raise JobFailed(f"the job {job} has ended: it {_outcome(master)}")
         for known in master["metadata"].get("ownerReferences", []):
             if known["name"] == names.config_name(job):
                 return str(known["uid"])
@@ -125,7 +125,7 @@ async def _make(api: KubernetesApi, thing: Object, mark: str) -> Object:
                 raise UsageError([in_use(job, namespace)]) from refusal
             await _remove_ownerless(api, there)
             if loop.time() > deadline:
-                what = f"the {thing['kind']} {meta['name']} of an earlier job is still there"
+                what = f"the {thing['kind']} {meta['name']} of an earlier job still exists"
                 remedy = f"Remove it: kubectl delete -n {namespace} {thing['kind'].lower()} {meta['name']}."
                 raise UsageError([Problem("--job_name", job, what, remedy)]) from refusal
         await asyncio.sleep(pauses.next())
@@ -160,7 +160,7 @@ async def _make_if_allowed(api: KubernetesApi, thing: Object, mark: str, tell: C
     except ApiRefused as refusal:
         if refusal.code != 403:
             raise
-        tell(f"Warning: any pod of the cluster can reach those of this job, since no NetworkPolicy was made: {refusal}")
+        tell(f"Warning: any pod in the cluster can connect to this job's pods (no NetworkPolicy): {refusal}")
 
 
 async def _withdraw(api: KubernetesApi, namespace: str, by: Object) -> None:
@@ -206,7 +206,7 @@ async def _make_room(api: KubernetesApi, spec: JobSpec, tell: Callable[[str], No
     pods = await _pods(api, namespace, job)
     for pod in pods["items"]:
         if pod["metadata"]["labels"].get(names.LABEL_TYPE) == names.MASTER:
-            tell(f"An earlier job {job} {_outcome(pod)}; its master's pod, which held its log, is removed.")
+            tell(f"Removing the master pod of an earlier job {job} ({_outcome(pod)}), with its log.")
         await _delete(api, namespace, pod, at_once=phase_of(pod) is ReplicaPhase.GONE)
     if pods["items"] and await _left_after(api, namespace, job, GRACE_SECONDS + LATE_SECONDS):
         # Their job is over and their time is up; only a kubelet has not said so yet.
@@ -222,7 +222,7 @@ async def name_taken(api: KubernetesApi, spec: JobSpec) -> Problem | None:
     config = await find(api, "ConfigMap", namespace, names.config_name(job))
     if config is not None and leaving(config):
         remedy = f"Wait until kubectl get -n {namespace} configmap {names.config_name(job)} finds nothing."
-        return Problem("--job_name", job, "an earlier job of this name is still being removed", remedy)
+        return Problem("--job_name", job, "an earlier job with this name is still being removed", remedy)
     pods = (await _pods(api, namespace, job))["items"]
     if any(_told(pod) for pod in pods):
         return None  # it is over; a kubelet may take a minute to say so, and the keeper to remove it
@@ -233,14 +233,14 @@ async def name_taken(api: KubernetesApi, spec: JobSpec) -> Problem | None:
         alive = phase_of(pod) is not ReplicaPhase.GONE and not leaving(pod)
         if alive and not pod["metadata"].get("ownerReferences"):
             name = pod["metadata"]["name"]
-            what, remedy = f"the pod {name} runs already", f"Choose another name, or kubectl delete pod {name}."
+            what, remedy = f"the pod {name} is already running", f"Choose another name, or kubectl delete pod {name}."
             return Problem("--job_name", job, what, remedy)
     return None
 
 
 def in_use(job: str, namespace: str) -> Problem:
-    remedy = f"Choose another name, or stop that one: elasticdl stop {job} --namespace={namespace}."
-    return Problem("--job_name", job, f"a job of this name is in namespace {namespace} already", remedy)
+    remedy = f"Choose another name, or stop that job: elasticdl stop {job} --namespace={namespace}."
+    return Problem("--job_name", job, f"a job with this name already exists in namespace {namespace}", remedy)
 
 
 async def _wait_for_config(api: KubernetesApi, namespace: str, job: str, over_seconds: float) -> None:
@@ -251,7 +251,7 @@ async def _wait_for_config(api: KubernetesApi, namespace: str, job: str, over_se
         if not any(_told(pod) for pod in (await _pods(api, namespace, job))["items"]):
             raise UsageError([in_use(job, namespace)])  # somebody else submits one meanwhile
         if loop.time() >= deadline:
-            what = f"an earlier job of this name is over, and was not removed within {over_seconds:g} s"
+            what = f"an earlier job with this name has ended and was not removed within {over_seconds:g} s"
             remedy = f"Remove what is left of it: elasticdl stop {job} --now --namespace={namespace}."
             raise UsageError([Problem("--job_name", job, what, remedy)])
         await asyncio.sleep(pauses.next())  # a watch would need another permission

@@ -10,29 +10,29 @@ from elasticdl.cluster.kubernetes.reading import COULD_NOT_START, INIT_FAILED, O
 from elasticdl.cluster.protocol import OUT_OF_MEMORY, ReplicaPhase
 from elasticdl.job import names
 
-_IMAGE = "Check --image_name, and that the image is where the nodes can pull it from: `elasticdl zoo push IMAGE`."
+_IMAGE = "Check --image_name, and that the nodes can pull the image: `elasticdl zoo push IMAGE`."
 _PRIVATE = (
-    "The registry wants a login: name a pull secret, --cluster_spec_json="
+    "The registry requires a login: name a pull secret, --cluster_spec_json="
     """'{"spec": {"imagePullSecrets": [{"name": …}]}}'."""
 )
-_NEVER = "Build it on that node, or let it be pulled: --image_pull_policy=IfNotPresent."
-_COMMAND = "Check that the image has Python and ElasticDL in it: `elasticdl zoo init` writes a Dockerfile that has."
+_NEVER = "Build it on that node, or allow pulling: --image_pull_policy=IfNotPresent."
+_COMMAND = "Check that the image contains Python and ElasticDL: `elasticdl zoo init` writes such a Dockerfile."
 _REMEDIES = {
     "ErrImagePull": _IMAGE,
     "ImagePullBackOff": _IMAGE,
     "ErrImageNeverPull": _NEVER,
     "InvalidImageName": "Correct --image_name: REGISTRY/NAME:TAG, in lower case.",
     "ImageInspectError": "Build or push the image again.",
-    "RegistryUnavailable": "Try again when the registry answers; the pod is tried again by itself.",
+    "RegistryUnavailable": "Check that the registry is reachable; Kubernetes retries the pull.",
     "CreateContainerError": _COMMAND,
     "RunContainerError": _COMMAND,
-    "CrashLoopBackOff": "Its log says why: `elasticdl logs JOB {short} --previous`.",
+    "CrashLoopBackOff": "See its log: `elasticdl logs JOB {short} --previous`.",
 }
 # Warnings about pods that wait for their container: Kubernetes says these in events only.
 _EVENTS = {
-    "FailedMount": "a volume of it cannot be mounted",
-    "FailedAttachVolume": "a volume of it cannot be attached",
-    "FailedCreatePodSandBox": "its node cannot make a place for it",
+    "FailedMount": "one of its volumes cannot be mounted",
+    "FailedAttachVolume": "one of its volumes cannot be attached",
+    "FailedCreatePodSandBox": "its node cannot create its sandbox",
     "NetworkNotReady": "its node has no network yet",
     "FailedScheduling": "unschedulable",
 }
@@ -122,7 +122,7 @@ def _after_an_end(oom: bool, never_ran: bool, role: str, short: str) -> str:
         return f'Give it more memory: {flag}_request="memory=…", and {flag}_limit where that is set.'
     if never_ran:
         return _COMMAND
-    return f"Its log says why: `elasticdl logs JOB {short}`."
+    return f"See its log: `elasticdl logs JOB {short}`."
 
 
 def _remedy(what: str, waiting: str, role: str, short: str) -> str:
@@ -133,9 +133,9 @@ def _remedy(what: str, waiting: str, role: str, short: str) -> str:
     if waiting in _REMEDIES:
         return _REMEDIES[waiting].format(short=short)
     if "persistentvolumeclaim" in what.lower():
-        return "Make the claim that --volume names, in the job's namespace, or wait until its volume is there."
+        return "Create the claim that --volume names in the job's namespace, or wait until it has a volume."
     if "mounted" in what or "attached" in what:
-        return "Check --volume, and that what it names is on the node: `kubectl describe pod` says more."
+        return "Check that what --volume names exists on the node: `kubectl describe pod` shows more."
     if what.startswith("unschedulable"):
         return _room(what, role)
     return ""
@@ -146,9 +146,9 @@ def _without_a_part(what: str) -> str:
     if missing is not None and missing[2].startswith(f"{names.APP}-"):
         return "A part of the job was deleted: `elasticdl stop JOB --now`, then submit it again."
     if missing is not None:
-        return f"Make the {missing[1]} {missing[2]} in the job's namespace; the pod then starts by itself."
+        return f"Create the {missing[1]} {missing[2]} in the job's namespace; the pod then starts."
     if "run as root" in what or "non-numeric user" in what:
-        return "Give the image a numeric user (USER 1000), or another with --cluster_spec_json."
+        return "Set a numeric user in the image (USER 1000), or another one with --cluster_spec_json."
     return "Check --envs, --volume and --cluster_spec_json."
 
 
@@ -157,12 +157,12 @@ def _room(what: str, role: str) -> str:
     if short:
         room = " and ".join(s.rstrip(".") for s in short)
         flag = f"--{_flag(role)}_resource_request"
-        return f"The job takes the room when there is any. To need less {room}: {flag}; to go first: a PriorityClass."
+        return f"The pod starts when there is room. To request less {room}: {flag}; to go first: a PriorityClass."
     if "taint" in what:
         return 'Tolerate the taint: --cluster_spec_json=\'{"spec": {"tolerations": [{"key": …}]}}\'.'
     if "affinity" in what or "selector" in what:
         return "Correct the node selector or affinity in --cluster_spec_json, or label a node."
-    return "It starts when a node takes it."
+    return "It starts when a node accepts it."
 
 
 def _flag(role: str) -> str:
