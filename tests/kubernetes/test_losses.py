@@ -38,8 +38,10 @@ async def end_process(job: ClusterJob, short: str, module: str, number: str) -> 
 def test_a_lost_worker_is_followed_by_the_next_index_and_a_lost_server_by_itself_and_each_loss_is_counted_by_its_kind(
     run: Run, jobs_namespace: str, shared: Path
 ) -> None:
+    """The last server is lost without notice: it restarts from its snapshot."""
+
     async def story() -> None:
-        async with submitted(jobs_namespace, "lost", *witness(shared, "lost")) as job:
+        async with submitted(jobs_namespace, "lost", *witness(shared, "lost", seconds=2.0)) as job:
             await job.until(lambda s: sum(bool(r.leases) for r in s.replicas) == 2)
             before = job.uids("ps-0", "ps-1", "worker-0", "worker-1")
             await job.delete("worker-0")
@@ -55,9 +57,16 @@ def test_a_lost_worker_is_followed_by_the_next_index_and_a_lost_server_by_itself
 
             await end_process(job, "worker-1", "elasticdl.worker", "SIGABRT")
             await job.running("worker-3")
+            third = await job.until(lambda s: s.checkpoint and s.version > int(s.checkpoint.rsplit("-", 1)[1]))
+            assert dict(third.incidents) == {"deleted": 2, "crashed": 1}
+            assert (third.losses, third.rollbacks) == (3, 1)
+
+            before = job.uids("ps-1")
+            await job.delete("ps-1", "--force", "--grace-period=0")
+            await job.pod_seen("ps-1", is_another(before, "ps-1"))
             status = await proven(job, shared)
-            assert status["incidents"] == {"deleted": 2, "crashed": 1}
-            assert (status["losses"], status["rollbacks"]) == (3, 1)
+            assert status["incidents"] == {"deleted": 3, "crashed": 1}
+            assert (status["losses"], status["rollbacks"]) == (4, 2)
 
     run(story(), SECONDS)
 
@@ -118,29 +127,16 @@ def test_a_job_all_of_whose_pods_are_drained_from_its_node_is_saved_first_and_go
     run(story(), SECONDS)
 
 
-def test_a_server_that_is_killed_without_a_word_comes_back_from_its_snapshot(
+def test_a_deleted_keeper_master_and_one_that_is_killed_come_back_and_the_job_goes_on_in_the_same_pods(
     run: Run, jobs_namespace: str, shared: Path
 ) -> None:
     async def story() -> None:
-        async with submitted(jobs_namespace, "snapshot", *witness(shared, "snapshot")) as job:
-            await job.until(lambda s: s.checkpoint and s.version > int(s.checkpoint.rsplit("-", 1)[1]))
-            before = job.uids("ps-1")
-            await job.delete("ps-1", "--force", "--grace-period=0")
-            await job.pod_seen("ps-1", is_another(before, "ps-1"))
-            status = await proven(job, shared)
-            assert status["rollbacks"] == 1
-
-    run(story(), SECONDS)
-
-
-def test_a_deleted_master_and_one_that_is_killed_come_back_and_the_job_goes_on_in_the_same_pods(
-    run: Run, jobs_namespace: str, shared: Path
-) -> None:
-    async def story() -> None:
-        async with submitted(jobs_namespace, "headless", *witness(shared, "headless")) as job:
+        async with submitted(jobs_namespace, "headless", *witness(shared, "headless", seconds=2.0)) as job:
             await job.until(lambda s: sum(bool(r.leases) for r in s.replicas) == 2)
             rest = ("ps-0", "ps-1", "worker-0", "worker-1")
-            before = job.uids("master", *rest)
+            before = job.uids("master", "keeper", *rest)
+            await job.delete("keeper", "--grace-period=1")
+            await job.pod_seen("keeper", is_another(before, "keeper"))  # made by the master, which it restarts below
             await job.delete("master")
             await job.pod_seen("master", is_another(before, "master"))
             second = await job.until(lambda s: s.master_starts == 2 and sum(bool(r.leases) for r in s.replicas) == 2)
@@ -155,21 +151,6 @@ def test_a_deleted_master_and_one_that_is_killed_come_back_and_the_job_goes_on_i
             status = await proven(job, shared)
             assert status["master_starts"] == 3
             assert status.get("rollbacks", 0) == 0
-
-    run(story(), SECONDS)
-
-
-def test_a_deleted_keeper_is_made_again_by_the_master_and_keeps_it(run: Run, jobs_namespace: str, shared: Path) -> None:
-    async def story() -> None:
-        async with submitted(jobs_namespace, "kept", *witness(shared, "kept", workers=1)) as job:
-            await job.until(lambda s: s.version >= 1)
-            before = job.uids("keeper", "master")
-            await job.delete("keeper", "--grace-period=1")
-            await job.pod_seen("keeper", is_another(before, "keeper"))
-            await job.delete("master")
-            await job.pod_seen("master", is_another(before, "master"))
-            status = await proven(job, shared)
-            assert status["master_starts"] == 2
 
     run(story(), SECONDS)
 
