@@ -15,8 +15,7 @@ RESERVED_ENVS = (names.ENV_MASTER_ADDR, names.ENV_WORKER_ID, names.ENV_WORKER_NU
 
 def findings(spec: JobSpec) -> Iterator[Finding]:
     """Everything about this job that does not fit together."""
-    strategy = strategy_of(spec)
-    for check in (_model_and_data, strategy.findings, _by_hand, _servers, _workers, _own_program, _cluster, _resources):
+    for check in (_model_and_data, strategy_of(spec).check, _servers, _workers, _own_program, _cluster, _resources):
         yield from check(spec)
 
 
@@ -41,12 +40,6 @@ def _model_and_data(spec: JobSpec) -> Iterator[Finding]:
     if spec.evaluation_steps and spec.validation_data is None and spec.job_command is None:
         what, remedy = "asks for evaluation, but there is no data for it", "Give --validation_data as well."
         yield about(spec, "evaluation_steps", "validation_data", what=what, remedy=remedy)
-
-
-def _by_hand(spec: JobSpec) -> Iterator[Finding]:
-    if spec.workers_by_hand and not strategy_of(spec).by_hand:
-        what, remedy = "has no workers that are started by hand", "Leave it out, or use elasticdl train."
-        yield about(spec, "distribution_strategy", what=what, remedy=remedy)
 
 
 def _servers(spec: JobSpec) -> Iterator[Finding]:

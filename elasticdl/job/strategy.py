@@ -36,6 +36,12 @@ class Strategy:
         """Whether the job has to name a model file and data."""
         return spec.job_command is None
 
+    def check(self, spec: JobSpec) -> Iterable[Finding]:
+        if spec.workers_by_hand and not self.by_hand:
+            what, remedy = "has no workers that are started by hand", "Leave it out, or use elasticdl train."
+            yield about(spec, "distribution_strategy", what=what, remedy=remedy)
+        yield from self.findings(spec)
+
     def findings(self, spec: JobSpec) -> Iterable[Finding]:
         """What does not fit together in a job of this strategy."""
         return ()
@@ -58,7 +64,7 @@ class Strategy:
 
 
 def strategy_of(spec: JobSpec) -> Strategy:
-    found: Strategy = strategies.load(spec.distribution_strategy, "request", "STRATEGY")
+    found: Strategy = strategies.load(spec, "request", "STRATEGY")
     return found
 
 
@@ -70,9 +76,10 @@ def about(spec: JobSpec, name: str, *others: str, what: str, remedy: str) -> Fin
 
 def unused(spec: JobSpec, knob: Knob) -> str | None:
     """Why the strategy of this job makes no use of a knob."""
+    mine = strategy_of(spec)
+    if knob.group in mine.groups:
+        return mine.idle(spec, knob)
     for name in strategies.FOLDERS:
-        other: Strategy = strategies.load(name, "request", "STRATEGY")
-        if knob.group in other.groups:
-            mine = strategy_of(spec)
-            return mine.idle(spec, knob) if mine is other else f"only --distribution_strategy={name} uses it"
+        if knob.group in strategy_of(spec.model_copy(update={"distribution_strategy": name})).groups:
+            return f"only --distribution_strategy={name} uses it"
     return None

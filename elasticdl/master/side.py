@@ -141,5 +141,5 @@ class Side(ABC, Generic[AnyMachine]):
 
 
 def side_of(spec: JobSpec) -> type[Side[Machine]]:
-    found: type[Side[Machine]] = strategies.load(spec.distribution_strategy, "master", "SIDE")
+    found: type[Side[Machine]] = strategies.load(spec, "master", "SIDE")
     return found

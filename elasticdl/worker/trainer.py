@@ -32,5 +32,5 @@ class Trainer(Protocol):
 
 
 def trainer_of(spec: JobSpec) -> Trainer:
-    found: Trainer = strategies.load(spec.distribution_strategy, "worker", "WORKER")
+    found: Trainer = strategies.load(spec, "worker", "WORKER")
     return found
