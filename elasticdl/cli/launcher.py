@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from signal import SIGINT
 from typing import Any
 
@@ -17,6 +16,7 @@ from google.protobuf.json_format import MessageToDict
 
 from elasticdl.cli.interrupts import Interrupts
 from elasticdl.cli.job_dir import write_private
+from elasticdl.cli.local_job import read_result
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cluster.protocol import Exit, ReplicaRequest
 from elasticdl.cluster.supervisor import Supervisor
@@ -115,8 +115,8 @@ class Launcher:
             await self._supervisor.launch(request)
             self._started.set()
             end = await self._supervisor.wait(request.name)
-            result = _read_result(self._order.paths.result)
-            if result is not None:
+            result = read_result(self._order.paths)
+            if result:
                 return result
             if end.from_outside:
                 self._tell(f"The master was {end.reason}; restarting it. Its replicas keep running.")
@@ -161,14 +161,6 @@ class Launcher:
         number = self._interrupts.signal
         name = number.name if number is not None else "a signal"
         return {"outcome": "stopped", "reason": f"at once by {name}; no checkpoint was written", "status": status}
-
-
-def _read_result(path: Path) -> Result | None:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _failed(reason: str, end: Exit) -> Result:

@@ -169,7 +169,7 @@ def look(paths: JobPaths) -> LocalJob:
     """The job as its folder shows it now."""
     running = _locked(paths.launcher_pid)
     pid, started_at = _launcher(paths)
-    result = {} if running else _result(paths)
+    result = {} if running else read_result(paths)
     if running:
         return LocalJob(paths, "running", pid, started_at)
     if not result:
@@ -187,7 +187,8 @@ def _launcher(paths: JobPaths) -> tuple[int | None, float | None]:
         return None, None
 
 
-def _result(paths: JobPaths) -> dict[str, Any]:
+def read_result(paths: JobPaths) -> dict[str, Any]:
+    """How the job ended; empty where that is not written."""
     try:
         found = json.loads(paths.result.read_bytes())
     except (OSError, ValueError):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -69,13 +70,16 @@ def rows(result: Mapping[str, Any], logs: Path | str, remedies: Sequence[str] = 
 
 def show(console: Console, job: str, result: Mapping[str, Any], logs: Path | str, remedies: Sequence[str] = ()) -> None:
     """Print how the job ended: aligned lines, in colour on a terminal."""
-    outcome = str(result.get("outcome"))
-    first, _, rest = str(result.get("reason", "")).partition("\n")
+    outcome, reason = str(result.get("outcome")), str(result.get("reason", ""))
+    show_end(console, job, outcome, reason, rows(result, logs, remedies))
+
+
+def show_end(console: Console, job: str, outcome: str, reason: str, table: Sequence[tuple[str, str]]) -> None:
+    first, _, rest = reason.partition("\n")
     line = Text.assemble((job, "bold"), " ", (outcome, STYLES.get(outcome, "")), f": {first}" if first else "")
     console.print(line, soft_wrap=True)
     if rest:
         console.print(Text(rest, style="red" if outcome == "failed" else ""), soft_wrap=True)
-    table = rows(result, logs, remedies)
     width = max(len(label) for label, _ in table)
     for label, text in table:
         console.print(Text.assemble((f"  {label:<{width}}  ", "dim"), text), soft_wrap=True)
@@ -83,64 +87,38 @@ def show(console: Console, job: str, result: Mapping[str, Any], logs: Path | str
 
 def status_json(status: pb.Status) -> dict[str, Any]:
     """A status with plain numbers; protobuf's own JSON writes large integers as text and leaves out zeros."""
+    first = "job phase reason records_done records_total epoch epochs version version_total mode skipped_batches"
+    last = "bad_records started_at now output checkpoint master_starts audit"
     return {
-        "job": status.job,
-        "phase": status.phase,
-        "reason": status.reason,
-        "records_done": status.records_done,
-        "records_total": status.records_total,
-        "epoch": status.epoch,
-        "epochs": status.epochs,
-        "version": status.version,
-        "version_total": status.version_total,
-        "mode": status.mode,
-        "skipped_batches": status.skipped_batches,
+        **_fields(status, first),
         "loss": _finite(status.loss) if status.has_loss else None,
         "records_per_second": _finite(status.records_per_second),
         "evaluations": [
             {"version": e.version, "metrics": {name: _finite(value) for name, value in e.metrics.items()}}
             for e in status.evaluations
         ],
-        "epochs_done": [{"epoch": e.epoch, "records": e.records, "batches": e.batches} for e in status.epochs_done],
+        "epochs_done": [_fields(e, "epoch records batches") for e in status.epochs_done],
         "replicas": [
-            {
-                "name": r.name,
-                "short_name": short_name(r.name, status.job),
-                "role": r.role,
-                "state": r.state,
-                "detail": r.detail,
-                "since": r.since,
-                "leases": list(r.leases),
-            }
+            {"short_name": short_name(r.name, status.job), **_fields(r, "name role state detail since leases")}
             for r in status.replicas
         ],
-        "decisions": [{"at": d.at, "text": d.text} for d in status.decisions],
-        "losses": status.losses,
+        "decisions": [_fields(d, "at text") for d in status.decisions],
         "incidents": dict(status.incidents),
-        "timeline": status.timeline,
-        "rollbacks": status.rollbacks,
-        "repeated_batches": status.repeated_batches,
-        "servers": status.servers,
-        "recovery_seconds": list(status.recovery_seconds),
+        **_fields(status, "losses timeline rollbacks repeated_batches servers recovery_seconds"),
         "changes": [
             {
-                "generation": w.generation,
-                "at": w.at,
-                "who": w.who,
-                "why": w.why,
-                "copied_bytes": w.copied_bytes,
+                **_fields(w, "generation at who why copied_bytes"),
                 **{f"{part}_seconds": getattr(w, part) for part in CHANGE_PARTS},
             }
             for w in status.changes
         ],
-        "bad_records": list(status.bad_records),
-        "started_at": status.started_at,
-        "now": status.now,
-        "output": status.output,
-        "checkpoint": status.checkpoint,
-        "master_starts": status.master_starts,
-        "audit": status.audit,
+        **_fields(status, last),
     }
+
+
+def _fields(message: Message, names: str) -> dict[str, Any]:
+    values = ((name, getattr(message, name)) for name in names.split())
+    return {name: value if isinstance(value, (str, int, float)) else list(value) for name, value in values}
 
 
 def _finite(value: float) -> float | None:

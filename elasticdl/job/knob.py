@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypedDict, Union, Unpack, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -28,41 +28,25 @@ class KnobGroup(BaseModel):
     title: ClassVar[str] = ""
 
 
-def knob(
-    default: Any,
-    help: str,
-    *,
-    metavar: str = "",
-    aliases: tuple[str, ...] = (),
-    commands: tuple[Command, ...] = COMMANDS,
-    common: bool = False,
-    later: str | Mapping[str, str] | None = None,
-    remedy: str = "",
-    local: str | None = None,
-    gone: str | None = None,
-    separator: str = ";",
-    choices: Iterable[str] = (),
-) -> Any:
-    """Declare a knob.
+class _Said(TypedDict, total=False):
+    """What a declaration may give besides the default value and the help."""
 
-    later: the feature, where this release does not have it yet (for some values only: value -> feature); asking for
-        it is refused by name at run time, with `remedy`.
-    local: why it changes nothing for processes on this machine; said in a note.
-    gone: what replaced it, where it no longer means anything; said in a note.
-    choices: the values that a text may have, where its type does not name them.
-    """
-    said = {
-        "metavar": metavar,
-        "aliases": aliases,
-        "commands": commands,
-        "common": common,
-        "later": later,
-        "remedy": remedy,
-        "local": local,
-        "gone": gone,
-        "separator": separator,
-        "choices": choices,
-    }
+    metavar: str
+    aliases: tuple[str, ...]
+    commands: tuple[Command, ...]
+    common: bool  # shown by --help
+    # The feature, where this release does not have it yet (for some values only: value -> feature): asking for it is
+    # refused by name at run time, with the remedy.
+    later: str | Mapping[str, str]
+    remedy: str
+    local: str  # why it changes nothing for processes on this machine; printed in a note
+    gone: str  # what replaced it, where it no longer means anything; printed in a note
+    separator: str
+    choices: Iterable[str]  # the values that a text may have, where its type does not name them
+
+
+def knob(default: Any, help: str, **said: Unpack[_Said]) -> Any:
+    """Declare a knob."""
     return Field(default, description=help, json_schema_extra={"knob": said})  # type: ignore[dict-item]
 
 
@@ -75,17 +59,16 @@ class Knob:
     help: str
     default: Any
     kind: Kind
-    optional: bool
     choices: tuple[str, ...]
     metavar: str
-    aliases: tuple[str, ...]
-    commands: tuple[str, ...]
-    common: bool
-    later: str | Mapping[str, str] | None
-    remedy: str
-    local: str | None
-    gone: str | None
-    separator: str
+    aliases: tuple[str, ...] = ()
+    commands: tuple[str, ...] = COMMANDS
+    common: bool = False
+    later: str | Mapping[str, str] | None = None
+    remedy: str = ""
+    local: str | None = None
+    gone: str | None = None
+    separator: str = ";"
 
     @property
     def flag(self) -> str:
@@ -119,11 +102,11 @@ def read_knob(name: str, group: str, field: FieldInfo) -> Knob:
     extra = field.json_schema_extra
     assert isinstance(extra, dict) and isinstance(extra["knob"], dict), f"{name} is not declared with knob()"
     said: dict[str, Any] = {**extra["knob"]}
-    kind, optional, choices = _kind(field.annotation)
-    if named := said.pop("choices"):
+    kind, choices = _kind(field.annotation)
+    if named := said.pop("choices", None):
         kind, choices = "choice", tuple(named)
-    said["metavar"] = said["metavar"] or _METAVARS[kind]
-    return Knob(name, group, field.description or "", field.get_default(), kind, optional, choices, **said)
+    metavar = said.pop("metavar", _METAVARS[kind])
+    return Knob(name, group, field.description or "", field.get_default(), kind, choices, metavar, **said)
 
 
 _METAVARS: dict[Kind, str] = {
@@ -138,18 +121,17 @@ _METAVARS: dict[Kind, str] = {
 }
 
 
-def _kind(annotation: Any) -> tuple[Kind, bool, tuple[str, ...]]:
+def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:
     arms = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    optional = type(None) in arms
     bare = next(a for a in arms if a is not type(None))
     bare = get_args(bare)[0] if get_origin(bare) is Annotated else bare
     if get_origin(bare) is Literal:
-        return "choice", optional, tuple(get_args(bare))
+        return "choice", tuple(get_args(bare))
     if get_origin(bare) is tuple:
         assert get_args(bare)[0] is VolumeSpec
-        return "volumes", optional, ()
+        return "volumes", ()
     if get_origin(bare) is dict:
-        return "pairs", optional, ()
+        return "pairs", ()
     kinds: dict[Any, Kind] = {
         bool: "true|false",
         int: "whole number",
@@ -158,4 +140,4 @@ def _kind(annotation: Any) -> tuple[Kind, bool, tuple[str, ...]]:
         PrioritySpec: "text",
         str: "text",
     }
-    return kinds[bare], optional, ()
+    return kinds[bare], ()

@@ -139,6 +139,16 @@ def default_state_dir(env: Mapping[str, str] | None = None) -> Path:
     return expanded(named).absolute() if named else Path.home() / ".elasticdl" / "jobs"
 
 
+class _File:
+    """A file or folder of a job, below its own folder."""
+
+    def __init__(self, *parts: str) -> None:
+        self._parts = parts
+
+    def __get__(self, paths: JobPaths, owner: type[JobPaths]) -> Path:
+        return paths.root.joinpath(*self._parts)
+
+
 @dataclass(frozen=True)
 class JobPaths:
     """The files of one local job, all below `<state_dir>/<job_name>/`."""
@@ -146,59 +156,21 @@ class JobPaths:
     state_dir: Path
     job_name: str
 
+    job_file = _File("job.json")  # the resolved JobSpec
+    datasets = _File("datasets.json")  # the files of the data, as found before the job started
+    token = _File("token")  # the job's secret; only its owner can read it
+    journal = _File("journal.sqlite")  # the master's journal of events
+    logs = _File("logs")
+    launcher_socket = _File("run", "launcher.sock")  # for the master's requests; only the owner can enter the folder
+    launcher_pid = _File("launcher.pid")  # the launcher's process id; locked while it lives
+    master_address = _File("master.addr")  # host:port of the master that runs now
+    result = _File("result.json")  # how the job ended; absent while it runs
+    checkpoint = _File("checkpoint")  # unless --checkpoint_dir is given
+
     @property
     def root(self) -> Path:
         return self.state_dir / self.job_name
 
-    @property
-    def job_file(self) -> Path:
-        """The resolved JobSpec, as JSON."""
-        return self.root / "job.json"
-
-    @property
-    def datasets(self) -> Path:
-        """What the data consists of, as found before the job started."""
-        return self.root / "datasets.json"
-
-    @property
-    def token(self) -> Path:
-        """The job's secret; readable by its owner only."""
-        return self.root / "token"
-
-    @property
-    def journal(self) -> Path:
-        """The master's journal of events."""
-        return self.root / "journal.sqlite"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
     def log(self, replica: str) -> Path:
-        """The log of one replica, all its incarnations."""
+        """The log of all processes of a replica."""
         return self.logs / f"{replica}.log"
-
-    @property
-    def launcher_socket(self) -> Path:
-        """Where the launcher takes orders from the master; in a folder that only its owner enters."""
-        return self.root / "run" / "launcher.sock"
-
-    @property
-    def launcher_pid(self) -> Path:
-        """The launcher's process id; locked while it lives."""
-        return self.root / "launcher.pid"
-
-    @property
-    def master_address(self) -> Path:
-        """host:port of the master that runs now."""
-        return self.root / "master.addr"
-
-    @property
-    def result(self) -> Path:
-        """How the job ended, as JSON; absent while it runs."""
-        return self.root / "result.json"
-
-    @property
-    def checkpoint(self) -> Path:
-        """Checkpoints, unless --checkpoint_dir says otherwise."""
-        return self.root / "checkpoint"

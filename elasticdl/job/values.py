@@ -49,8 +49,8 @@ def job_name(value: Any) -> Any:
     suggestion = re.sub(r"[^a-z0-9]+", "-", name.lower())[:JOB_NAME_MAX].strip("-")
     hint = f"Write {suggestion}." if suggestion else "Write something like test-mnist."
     if len(name) > JOB_NAME_MAX:
-        return _refuse(f"longer than {JOB_NAME_MAX} characters", hint)
-    return _refuse("not a DNS label (lower-case letters, digits and dashes)", hint)
+        raise Invalid(f"longer than {JOB_NAME_MAX} characters", hint)
+    raise Invalid("not a DNS label (lower-case letters, digits and dashes)", hint)
 
 
 def dns_label(value: Any) -> Any:
@@ -58,40 +58,26 @@ def dns_label(value: Any) -> Any:
     name = blank_is_none(value)
     if name is None or (len(str(name)) <= 63 and DNS_LABEL.fullmatch(str(name))):
         return name
-    return _refuse("not a DNS label (lower-case letters, digits and dashes)", "Use the name that kubectl shows.")
+    raise Invalid("not a DNS label (lower-case letters, digits and dashes)", "Use the name that kubectl shows.")
 
 
 def symbol(value: Any) -> Any:
     """A name in the model file, or `module.name` beside it."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", value.strip()):
         return value.strip()
-    return _refuse("not a Python name", "Give the name of a function in the model file, or module.name.")
+    raise Invalid("not a Python name", "Give the name of a function in the model file, or module.name.")
 
 
-def model_definition(value: Any) -> Any:
-    """`folder.file.symbol`, below the model zoo."""
-    text = blank_is_none(value)
-    if text is None or re.fullmatch(r"[\w-]+(\.[\w-]+)*\.[A-Za-z_]\w*", str(text)):
-        return text
-    return _refuse(
-        "not a dotted path to a symbol", "Write folder.file.symbol, such as mnist.mnist_functional_api.custom_model."
-    )
+def _matching(pattern: str, what: str, remedy: str, empty: str | None = None) -> BeforeValidator:
+    """A text of this form; `empty` where nothing was given."""
 
+    def read(value: Any) -> Any:
+        text = blank_is_none(value)
+        if text is not None and not re.fullmatch(pattern, str(text)):
+            raise Invalid(what, remedy)
+        return empty if text is None else text
 
-def model_file(value: Any) -> Any:
-    """The path of a Python file."""
-    text = blank_is_none(value)
-    if text is None or re.fullmatch(r"(.*/)?[\w-]+\.py", str(text)):
-        return text
-    return _refuse("not the path of a Python file", "Give a path that ends in .py.")
-
-
-def image(value: Any) -> Any:
-    """The name of a container image."""
-    text = blank_is_none(value)
-    if text is None or re.fullmatch(r"[^\s]+", str(text)):
-        return text
-    return _refuse("contains spaces", "Give an image's name, such as elasticdl:mnist.")
+    return BeforeValidator(read)
 
 
 def regular_expression(value: Any) -> Any:
@@ -147,21 +133,7 @@ def strategy(value: Any) -> Any:
     if value in FOLDERS:
         return value
     meant = nearest(str(value), FOLDERS)
-    return _refuse(f"not one of {', '.join(FOLDERS)}", f"Did you mean {meant}?" if meant else "Choose one of them.")
-
-
-def critical_workers(value: Any) -> Any:
-    """`default`, `none`, or pairs `index:relaunches`."""
-    text = blank_is_none(value)
-    if text is None:
-        return "default"
-    if re.fullmatch(r"default|none|\d+:\d+(,\d+:\d+)*", str(text)):
-        return text
-    return _refuse("not default, none or a list of index:relaunches", "Write something like 0:1,3:0.")
-
-
-def _refuse(what: str, remedy: str) -> Any:
-    raise Invalid(what, remedy)
+    raise Invalid(f"not one of {', '.join(FOLDERS)}", f"Did you mean {meant}?" if meant else "Choose one of them.")
 
 
 def read_pairs(text: str, separator: str) -> dict[str, str]:
@@ -259,13 +231,30 @@ Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(whole)]
 JobName = Annotated[str | None, BeforeValidator(job_name)]
 DnsLabel = Annotated[str | None, BeforeValidator(dns_label)]
 Symbol = Annotated[str, BeforeValidator(symbol)]
-ModelDefinition = Annotated[str | None, BeforeValidator(model_definition)]
-ModelFile = Annotated[str | None, BeforeValidator(model_file)]
-Image = Annotated[str | None, BeforeValidator(image)]
+ModelDefinition = Annotated[
+    str | None,
+    _matching(
+        r"[\w-]+(\.[\w-]+)*\.[A-Za-z_]\w*",
+        "not a dotted path to a symbol",
+        "Write folder.file.symbol, such as mnist.mnist_functional_api.custom_model.",
+    ),
+]
+ModelFile = Annotated[
+    str | None, _matching(r"(.*/)?[\w-]+\.py", "not the path of a Python file", "Give a path that ends in .py.")
+]
+Image = Annotated[str | None, _matching(r"[^\s]+", "contains spaces", "Give an image's name, such as elasticdl:mnist.")]
 Pattern = Annotated[str | None, BeforeValidator(regular_expression)]
 CommandLine = Annotated[str | None, BeforeValidator(command_line)]
 JsonObject = Annotated[str | None, BeforeValidator(json_object)]
 Params = Annotated[dict[str, str], BeforeValidator(semicolon_pairs)]
 Envs = Annotated[dict[str, str], BeforeValidator(comma_pairs)]
 StrategyName = Annotated[str, BeforeValidator(strategy)]
-CriticalWorkers = Annotated[str, BeforeValidator(critical_workers)]
+CriticalWorkers = Annotated[
+    str,
+    _matching(
+        r"default|none|\d+:\d+(,\d+:\d+)*",
+        "not default, none or a list of index:relaunches",
+        "Write something like 0:1,3:0.",
+        empty="default",
+    ),
+]

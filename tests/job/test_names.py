@@ -67,9 +67,7 @@ def test_the_files_of_a_job_lie_below_its_folder() -> None:
     paths = names.JobPaths(Path("/s"), "j")
     assert paths.job_file == Path("/s/j/job.json")
     assert paths.log("elasticdl-j-worker-0") == Path("/s/j/logs/elasticdl-j-worker-0.log")
-    found = {
-        getattr(paths, name).name for name in vars(names.JobPaths) if isinstance(vars(names.JobPaths)[name], property)
-    }
+    found = {value.name for name in vars(names.JobPaths) if isinstance(value := getattr(paths, name), Path)}
     assert found == {
         "j",
         "job.json",

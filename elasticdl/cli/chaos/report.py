@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from elasticdl.cli.chaos.schedule import ROLES, Kind
-from elasticdl.cli.summary import status_of
-from elasticdl.cli.view import STYLES, duration
+from elasticdl.cli.summary import show_end, status_of
+from elasticdl.cli.view import duration
 
 NOT_AUDITED = "not requested; start the job with --audit"
 
@@ -104,13 +103,4 @@ class Report:
         return [*found, ("time", duration(self.elapsed_seconds))]
 
     def show(self, console: Console) -> None:
-        first, _, rest = self.reason.partition("\n")
-        style = STYLES.get(self.outcome, "")
-        line = Text.assemble((self.job, "bold"), " ", (self.outcome, style), f": {first}" if first else "")
-        console.print(line, soft_wrap=True)
-        if rest:
-            console.print(Text(rest, style="red"), soft_wrap=True)
-        table = self.rows()
-        width = max(len(label) for label, _ in table)
-        for label, text in table:
-            console.print(Text.assemble((f"  {label:<{width}}  ", "dim"), text), soft_wrap=True)
+        show_end(console, self.job, self.outcome, self.reason, self.rows())
