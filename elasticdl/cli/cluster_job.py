@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ from elasticdl.cluster.kubernetes import jobs, pod_logs
 from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
 from elasticdl.cluster.kubernetes.jobs import ClusterJob
 from elasticdl.cluster.kubernetes.reading import Pod
-from elasticdl.cluster.kubernetes.troubles import Trouble
 from elasticdl.cluster.kubernetes.tunnel import Tunnel
 from elasticdl.errors import Problem, Unreachable, UsageError
 from elasticdl.job import names
@@ -24,55 +23,24 @@ from elasticdl.job.spec import JobSpec
 _READ_AT_ONCE = 16  # logs
 
 
-@dataclass(frozen=True)
-class JobInCluster:
-    """A job that was submitted to a cluster, seen through its API server."""
+@dataclass(frozen=True, kw_only=True)
+class JobInCluster(ClusterJob):
+    """A job that was submitted to a cluster, with a way to reach it: the cluster's API server."""
 
     api: KubernetesApi
-    seen: ClusterJob
 
-    @property
-    def name(self) -> str:
-        return self.seen.name
+    @classmethod
+    def of(cls, api: KubernetesApi, seen: ClusterJob) -> JobInCluster:
+        return cls(**vars(seen), api=api)
 
     @property
     def place(self) -> str:
-        return f"{self.api.credentials.context}/{self.seen.namespace}"
-
-    @property
-    def state(self) -> str:
-        return self.seen.state
-
-    @property
-    def running(self) -> bool:
-        return self.seen.running
-
-    @property
-    def note(self) -> str:
-        return self.seen.note
-
-    @property
-    def troubles(self) -> Sequence[Trouble]:
-        return self.seen.troubles
-
-    @property
-    def result(self) -> Mapping[str, Any]:
-        return self.seen.result
-
-    @property
-    def started_at(self) -> float | None:
-        return self.seen.started_at
-
-    @property
-    def ended_at(self) -> float | None:
-        return self.seen.ended_at
+        return f"{self.api.credentials.context}/{self.namespace}"
 
     @property
     def logs_at(self) -> str:
         pod = names.replica_name(self.name, names.MASTER)
-        return (
-            f"kubectl logs -n {self.seen.namespace} {pod}" if self.seen.master is not None else "deleted with its pods"
-        )
+        return f"kubectl logs -n {self.namespace} {pod}" if self.master is not None else "deleted with its pods"
 
     @property
     def answer_seconds(self) -> float:
@@ -80,29 +48,29 @@ class JobInCluster:
 
     @property
     def left_over(self) -> bool:
-        return self.seen.config is not None and self.seen.state not in ("running", "pending")
+        return self.config is not None and self.state not in ("running", "pending")
 
     def spec(self) -> JobSpec | None:
-        if self.seen.job_json is None:
+        if self.job_json is None:
             return None
         try:
-            found = JobSpec.from_json(self.seen.job_json)
+            found = JobSpec.from_json(self.job_json)
         except UsageError:  # of another version
             return None
-        file = self.seen.overlay_file  # the one in the job's own is a path in its pods
+        file = self.overlay_file  # the one in the job's own is a path in its pods
         return found if file is None else found.with_values(cluster_spec=file)
 
     def facts(self) -> dict[str, Any]:
         return {
             "context": self.api.credentials.context,
-            "namespace": self.seen.namespace,
-            "pods": [str(pod["metadata"]["name"]) for pod in self.seen.pods],
+            "namespace": self.namespace,
+            "pods": [str(pod["metadata"]["name"]) for pod in self.pods],
         }
 
     @contextlib.asynccontextmanager
     async def reach(self) -> AsyncIterator[MasterClient]:
-        secrets = await jobs.secret(self.api, self.seen)
-        tunnel = Tunnel(self.api, self.seen.namespace, names.replica_name(self.name, names.MASTER))
+        secrets = await jobs.secret(self.api, self)
+        tunnel = Tunnel(self.api, self.namespace, names.replica_name(self.name, names.MASTER))
         async with tunnel.open() as address:
             client = MasterClient(address, secrets.get(names.ENV_TOKEN, ""), secrets.get(names.ENV_TLS_CERT))
             try:
@@ -111,21 +79,21 @@ class JobInCluster:
                 raise Unreachable(f"the master of {self.name} does not answer: {tunnel.trouble or error}") from error
 
     async def again(self) -> JobInCluster:
-        return JobInCluster(self.api, await jobs.look(self.api, self.seen.namespace, self.name))
+        return JobInCluster.of(self.api, await jobs.look(self.api, self.namespace, self.name))
 
     async def ended(self, deadline_seconds: float | None = None) -> bool:
-        return await jobs.ended(self.api, self.seen, deadline_seconds)
+        return await jobs.ended(self.api, self, deadline_seconds)
 
     async def stop_without_master(self) -> bool:
         """One that never ran has nothing to save; one between two lives is about to answer."""
         now = await self.again()
-        if not now.seen.never_ran:
+        if not now.never_ran:
             return False
         await now.stop_now()
         return True
 
     async def stop_now(self) -> None:
-        await jobs.delete(self.api, self.seen)
+        await jobs.delete(self.api, self)
 
     # Logs.
 
@@ -137,7 +105,7 @@ class JobInCluster:
         def marked(short: str, line: str) -> str:
             return line if only is not None else f"{short:<{width}} | {line}"
 
-        following = pod_logs.Following(self.api, self.seen, only)
+        following = pod_logs.Following(self.api, self, only)
         said = []
         for pod, lines in zip(pods, await self._read(pods, wish), strict=True):
             if lines:
@@ -152,7 +120,7 @@ class JobInCluster:
                     yield marked(short, line)
 
     def _choose(self, only: str | None, wish: LogWish) -> list[Pod]:
-        there = {pod_logs.short_name(pod, self.name): pod for pod in self.seen.pods}
+        there = {pod_logs.short_name(pod, self.name): pod for pod in self.pods}
         if only is None:
             return list(there.values())
         if only in there:

@@ -122,7 +122,7 @@ class JobLookup:
                 raise
             self.trouble = f"Skipped the cluster of {self.api.credentials.context}: {error}"
             return []
-        return [JobInCluster(self.api, job) for job in found]
+        return [JobInCluster.of(self.api, job) for job in found]
 
 
 def run(what: Callable[[argparse.Namespace, JobLookup], Awaitable[int]], args: argparse.Namespace) -> int:

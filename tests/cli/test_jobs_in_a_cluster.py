@@ -19,7 +19,6 @@ from elasticdl.cli.main import main
 from elasticdl.cli.resume import resume_command
 from elasticdl.cluster.kubernetes.api import KubernetesApi
 from elasticdl.cluster.kubernetes.credentials import Credentials
-from elasticdl.cluster.kubernetes.jobs import ClusterJob
 from elasticdl.cluster.kubernetes.objects import job_objects
 from elasticdl.job import names
 from tests.cluster.test_jobs_of_a_cluster import KEEPER, MASTER, config, ended, pod
@@ -144,7 +143,7 @@ def test_the_command_to_go_on_names_the_users_own_file_not_the_one_in_the_pods(
     monkeypatch.chdir(tmp_path)
     asked = spec_of(cluster_spec="overlay.py")
     submitted = job_objects(asked, SECRETS).config_map
-    job = JobInCluster(KubernetesApi(Credentials("http://127.0.0.1:9")), ClusterJob("team", "j", submitted, (MASTER,)))
+    job = JobInCluster("team", "j", submitted, (MASTER,), api=KubernetesApi(Credentials("http://127.0.0.1:9")))
     spec = job.spec()
     assert spec is not None
     line = resume_command(spec, Path("/data/version-5"))
