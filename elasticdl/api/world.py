@@ -102,11 +102,11 @@ class Worlds:
             return None
         except GroupBroken as broken:
             log.warning("Could not form world %d: %s", start.generation, broken)
-            self.control.leave_world(str(broken), broken.suspects)
+            self.control.leave_world(_report(broken))
             return None
         except DataError as error:
             log.warning("Could not form world %d: %s", start.generation, error)
-            self.control.leave_world(str(error), unreadable=start.directory)
+            self.control.leave_world(pb.Broken(error=str(error), unreadable=start.directory))
             return None
         self._close_previous()
         self.current = world
@@ -121,10 +121,7 @@ class Worlds:
         """Leave the current world: after a step at which all members stop, or in the middle of one."""
         world, self.current = self.current, None
         in_order = broken is None and not self.control.call(lambda s: s.called_off)
-        if broken is None:
-            self.control.leave_world()
-        else:
-            self.control.leave_world(str(broken), broken.suspects)
+        self.control.leave_world(None if broken is None else _report(broken))
         self._close_previous()
         if in_order:
             self._previous = world
@@ -174,9 +171,9 @@ class Worlds:
                 group.abort("the world was abandoned")
                 group.close()
                 raise
-        took = time.monotonic() - built
-        again = to_resend(known, rank, start.evaluated)
-        control.send(lambda s: s.form(built - began, took, copied, again))
+        took, again = time.monotonic() - built, to_resend(known, rank, start.evaluated)
+        formed = pb.Formed(build_seconds=built - began, copy_seconds=took, copied_bytes=copied)
+        control.send(lambda s: s.form(formed, again))
         control.doing("program")
         return World(group, members, rank, self.parts(len(members)), tuple(sorted(set().union(*known))))
 
@@ -259,3 +256,7 @@ class Worlds:
             if sockets is not None and group.shared is None:
                 sockets.close()
         log.info("All workers are on one machine; sums go through shared memory")
+
+
+def _report(broken: GroupBroken) -> pb.Broken:
+    return pb.Broken(error=str(broken), suspects=broken.suspects)

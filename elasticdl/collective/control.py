@@ -137,11 +137,11 @@ class SharedSession:
             messages = [self._session.pulse(self._clock())] if first else []  # the change to this world is over
         self._send(messages)
 
-    def leave_world(self, error: str = "", suspects: Sequence[str] = (), unreadable: str = "") -> None:
+    def leave_world(self, broken: pb.Broken | None = None) -> None:
         def leave(session: WorldSession) -> Messages:
             since, self._superseded_at = self._superseded_at, None
             seconds = 0.0 if since is None else self._clock() - since
-            return session.world.leave(error, suspects, unreadable, seconds)
+            return session.world.leave(broken, seconds)
 
         self.send(leave)
 
@@ -180,10 +180,10 @@ class Alone(SharedSession):
     def leave(self) -> None:
         self._session.receive(pb.ToReplica(shutdown=pb.Shutdown(reason="told to go")))
 
-    def leave_world(self, error: str = "", suspects: Sequence[str] = (), unreadable: str = "") -> None:
-        if error:
-            raise JobFailed(error)  # there is no master to start another world
-        super().leave_world(error, suspects, unreadable)
+    def leave_world(self, broken: pb.Broken | None = None) -> None:
+        if broken is not None:
+            raise JobFailed(broken.error)  # there is no master to start another world
+        super().leave_world()
 
     def wait(self, idle: bool) -> None:
         """No message will come: when every step is done, the job is."""

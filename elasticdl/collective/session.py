@@ -163,21 +163,14 @@ class WorldSession:
         for evaluation in [e for e in self.evaluations if e.version > self.world.state[1]]:
             self.evaluations.remove(evaluation)  # of steps that are lost
 
-    def form(
-        self, build_seconds: float, copy_seconds: float, copied_bytes: int, resend: Collection[int] = ()
-    ) -> list[pb.FromReplica]:
+    def form(self, formed: pb.Formed, resend: Collection[int] = ()) -> list[pb.FromReplica]:
         """The group is connected, and this worker has the state. It sends the evaluations in `resend` again."""
         world = self.world
         assert world.current is not None
         world.formed = True
         if world.state != (world.current.state.generation, world.current.state.step):
             self.loaded(world.records)
-        formed = pb.Formed(
-            generation=world.generation,
-            build_seconds=build_seconds,
-            copy_seconds=copy_seconds,
-            copied_bytes=copied_bytes,
-        )
+        formed.generation = world.generation
         again = [pb.FromReplica(evaluated=e) for e in self.evaluations if e.version in resend]
         return [pb.FromReplica(formed=formed), *again]
 

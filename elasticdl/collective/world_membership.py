@@ -5,7 +5,7 @@ Part of it is the store of the newest world, through which its members exchange 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elasticdl.wire import control_pb2 as pb
@@ -32,7 +32,7 @@ class WorldMembership:
     _stored: dict[str, bytes] = field(default_factory=dict)  # by other members, in the store of the newest world
     _own: dict[str, bytes] = field(default_factory=dict)  # stored by this worker, in the same store
     _broken: pb.Broken | None = None  # how the world left last broke, if it did
-    _urgent: str = ""  # why to leave the current world at once
+    called_off: str = ""  # why the step in flight must not be finished
     _midway: bool = False  # the world left last was left in the middle of a step
     _released: int = 0  # the newest generation without this worker: it trains, or no world does
 
@@ -47,7 +47,7 @@ class WorldMembership:
             self._released = max(self._released, proposal.generation)
         if proposal.urgent and self.superseded:
             # A later proposal does not undo this: other members have left this world, and none of its steps will end.
-            self._urgent = proposal.reason or f"world {proposal.generation} replaces it"
+            self.called_off = proposal.reason or f"world {proposal.generation} replaces it"
 
     def started(self, start: pb.Start) -> list[pb.FromReplica]:
         if self.replica not in start.members:
@@ -102,11 +102,6 @@ class WorldMembership:
         if self.current is None or self.proposal is None:
             return False
         return self.proposal.generation > self.current.generation
-
-    @property
-    def called_off(self) -> str:
-        """Why the step in flight must not be finished; empty where it may be."""
-        return self._urgent
 
     @property
     def invited(self) -> bool:
@@ -167,21 +162,17 @@ class WorldMembership:
         self.state, self.records = (self.current.generation, self.state[1] + 1), records
         self.stopping = self.stopping or stop
 
-    def leave(
-        self, error: str = "", suspects: Sequence[str] = (), unreadable: str = "", seconds: float = 0.0
-    ) -> list[pb.FromReplica]:
-        """Leave the current world for good; with an error where it broke. It took `seconds` since the proposal."""
+    def leave(self, broken: pb.Broken | None = None, seconds: float = 0.0) -> list[pb.FromReplica]:
+        """Leave the current world for good, `seconds` after the proposal; `broken` tells why it broke, if it did."""
         assert self.current is not None
-        self._midway = bool(error or self._urgent)
-        self.left, self.current, self._urgent, self.left_seconds = self.current.generation, None, "", seconds
+        self._midway = broken is not None or bool(self.called_off)
+        self.left, self.current, self.called_off, self.left_seconds = self.current.generation, None, "", seconds
         self.formed = self.stopping = False
-        self._broken = None
-        if not error:
+        self._broken = broken
+        if broken is None:
             return []
-        self._broken = pb.Broken(
-            generation=self.left, step=self.state[1], error=error, suspects=suspects, unreadable=unreadable
-        )
-        return [pb.FromReplica(broken=self._broken)]
+        broken.generation, broken.step = self.left, self.state[1]
+        return [pb.FromReplica(broken=broken)]
 
 
 def _stored(generation: int, key: str, value: bytes) -> pb.FromReplica:

@@ -61,7 +61,7 @@ def enter(control: WorldControl) -> None:
     control.wait(idle=False)
     assert control.todo(idle=False) is Todo.BUILD
     control.call(lambda s: s.enter())
-    control.send(lambda s: s.form(0.0, 0.0, 0))
+    control.send(lambda s: s.form(pb.Formed()))
 
 
 def test_a_worker_finds_its_way_into_a_world(control: WorldControl, conductor: Conductor, worker: Worker) -> None:
@@ -193,7 +193,7 @@ def test_alone_a_worker_is_its_own_world_until_every_step_is_done() -> None:
     alone.send(lambda s: s.world.confirm())
     assert alone.todo(idle=False) is Todo.BUILD
     alone.call(lambda s: s.enter())
-    alone.send(lambda s: s.form(0.0, 0.0, 0))
+    alone.send(lambda s: s.form(pb.Formed()))
     assert alone.todo(idle=False) is Todo.TRAIN
     alone.wait(idle=True)
     assert alone.todo(idle=True) is Todo.END

@@ -39,7 +39,7 @@ def training(generation: int = 1) -> WorldSession:
     it.world.confirm()
     it.receive(start(generation))
     it.enter()
-    it.form(0.01, 0.0, 0)
+    it.form(pb.Formed())
     return it
 
 
@@ -62,7 +62,7 @@ def test_a_proposal_is_confirmed_once_and_the_world_built_when_it_starts() -> No
     assert it.todo() is Todo.BUILD
     assert it.enter().generation == 1
     assert it.hello().hello.generation == 1
-    (formed,) = it.form(0.25, 0.5, 100)
+    (formed,) = it.form(pb.Formed(build_seconds=0.25, copy_seconds=0.5, copied_bytes=100))
     assert (formed.formed.build_seconds, formed.formed.copy_seconds, formed.formed.copied_bytes) == (0.25, 0.5, 100)
     assert it.todo() is Todo.TRAIN and it.world.rank == 0
 
@@ -74,7 +74,7 @@ def test_the_name_of_the_state_is_taken_only_when_all_of_it_is_there() -> None:
     it.receive(start(4, state=(3, 70), copies={ME: OTHER}))
     it.enter()
     assert it.world.state == (0, 0) and it.hello().hello.state.step == 0
-    it.form(0.0, 0.1, 10)
+    it.form(pb.Formed())
     assert it.world.state == (3, 70)
     it.commit(0.5, 0.1, stop=False)
     assert it.world.state == (4, 71)
@@ -88,7 +88,7 @@ def test_a_state_that_was_copied_has_its_name_whatever_becomes_of_the_world() ->
     it.receive(start(4, state=(3, 70), copies={ME: OTHER}))
     it.enter()
     it.loaded(records=2240)
-    it.world.leave("connection reset", [OTHER])
+    it.world.leave(pb.Broken(error="connection reset", suspects=[OTHER]))
     it.receive(proposal(5, ME, urgent=True))
     (said,) = it.world.confirm()
     held = said.confirmed.state
@@ -161,7 +161,7 @@ def test_a_world_that_was_left_is_never_entered_again() -> None:
 
 def test_a_world_that_broke_is_reported_again_when_the_master_starts_it_again() -> None:
     it = training(1)
-    (broken,) = it.world.leave("connection reset", [OTHER])
+    (broken,) = it.world.leave(pb.Broken(error="connection reset", suspects=[OTHER]))
     assert (broken.broken.generation, list(broken.broken.suspects)) == (1, [OTHER])
     assert it.receive(start(1)) == [broken]
     assert it.todo() is Todo.WAIT
@@ -247,7 +247,7 @@ def broken_under_a_leaver() -> WorldSession:
     it.commit(0.5, 0.1, stop=False)
     it.leave()
     it.receive(proposal(2, OTHER))
-    assert kinds(it.world.leave("connection reset", [OTHER])) == ["broken"]
+    assert kinds(it.world.leave(pb.Broken(error="connection reset", suspects=[OTHER]))) == ["broken"]
     return it
 
 
@@ -327,7 +327,7 @@ def test_while_a_group_is_built_what_this_worker_stored_is_said_again_on_a_new_s
     (said,) = it.world.store(3, "me", b"address")
     welcome = pb.ToReplica(welcome=pb.Welcome(master_epoch=1))
     assert it.receive(welcome) == [said]
-    it.form(0.0, 0.0, 0)
+    it.form(pb.Formed())
     assert it.receive(welcome) == [pb.FromReplica(formed=pb.Formed(generation=3))], "what the master may not have heard"
 
 
@@ -410,7 +410,7 @@ def test_evaluations_of_steps_that_are_lost_are_forgotten() -> None:
     it.world.confirm()
     it.receive(start(2, state=(0, 15), directory="d"))
     it.enter()
-    it.form(0.0, 0.0, 0)
+    it.form(pb.Formed())
     assert [e.version for e in it.hello().hello.evaluations] == [10]
 
 
@@ -423,7 +423,7 @@ def test_evaluations_are_said_again_in_the_next_world_where_who_said_them_was_no
     it.world.confirm()
     it.receive(start(2, state=it.world.state))
     it.enter()
-    formed, again = it.form(0.0, 0.0, 0, resend={10})
+    formed, again = it.form(pb.Formed(), resend={10})
     assert formed.formed.generation == 2 and again.evaluated.version == 10
 
 

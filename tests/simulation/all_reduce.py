@@ -223,7 +223,7 @@ class SessionWorlds(Worlds):
                 self.kill(start.copies[w.name])
                 self.break_world(w.name)
                 return True
-        self.tell(w, session.form(0.0, 0.0, 0))
+        self.tell(w, session.form(pb.Formed()))
         holds(len(w.history) - 1 == w.state[1], f"{w.name} holds {len(w.history) - 1} steps, and calls it {w.state}")
         return True
 
@@ -241,7 +241,8 @@ class SessionWorlds(Worlds):
         if w.alive and not w.hung and w.world is not None:
             w.pending = None
             self.note_bereaved(w, True)
-            self.tell(w, w.session.world.leave("connection reset", suspects, unreadable))
+            broken = pb.Broken(error="connection reset", suspects=suspects, unreadable=unreadable)
+            self.tell(w, w.session.world.leave(broken))
 
     def save(self, w: Any, error: str = "") -> bool:
         save = w.session.saving.begin(w.state[1])
