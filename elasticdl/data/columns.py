@@ -139,7 +139,7 @@ def _converted(row: Row, name: str, kind: Kind) -> object:
 def _numbers(value: object, dtype: type[np.generic]) -> object:
     array = np.asarray(value)
     if array.dtype.kind not in "biuf" or (dtype is np.int64 and array.dtype.kind == "f"):
-        raise TypeError(f"{array.dtype} is no number of this kind")
+        raise TypeError(f"{array.dtype} is not a number of this kind")
     # Python numbers keep their precision where the format can hold it; arrays take the type an Example has.
     return array.astype(dtype) if array.ndim else _shortest(array.reshape(-1)[0])
 

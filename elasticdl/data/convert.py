@@ -74,7 +74,7 @@ def convert(
 def _check_apart(source: str, target: Path) -> None:
     here, there = Path(source).resolve(), target.resolve()
     if here == there or here in there.parents or there in here.parents:
-        what = "source and target lie inside each other"
+        what = "source and target overlap"
         raise UsageError([Problem("DST", str(target), what, "Write to a directory outside the source.")])
 
 

@@ -54,7 +54,7 @@ def dialect_of(params: Mapping[str, str], suffix: str) -> Dialect:
     columns = tuple(name.strip() for name in params.get("columns", "").split(",") if name.strip())
     if len(set(columns)) != len(columns):
         value = f"columns={params['columns']}"
-        problems.append(Problem("--data_reader_params", value, "a column name comes twice", "Rename one."))
+        problems.append(Problem("--data_reader_params", value, "has a column name twice", "Rename one."))
     if problems:
         raise UsageError(problems)
     return Dialect(delimiter, quoting == "minimal", columns)
@@ -114,7 +114,7 @@ class CsvFile(RecordFile):
         """The rows in bytes offset..stop, each checked for its number of columns."""
         rows = self._rows(self._handle.pread(stop - offset, offset), offset)
         if len(rows) != expected:
-            what = f"{len(rows)} rows were found where {expected} were counted"
+            what = f"found {len(rows)} rows, expected {expected}"
             raise self._wrong(what, "If quotes are ordinary characters in it, use quoting=none.", offset)
         wanted = len(self.columns)
         for number, row in enumerate(rows):
@@ -129,14 +129,14 @@ class CsvFile(RecordFile):
         except UnicodeDecodeError as error:
             raise self._wrong("it is not UTF-8 text", "Convert it to UTF-8.", offset + error.start) from error
         except csv.Error as error:
-            raise self._wrong(f"the rows here do not parse ({error})", "Correct the quoting.", offset) from error
+            raise self._wrong(f"the rows here cannot be parsed ({error})", "Correct the quoting.", offset) from error
 
     def _header(self) -> tuple[str, ...]:
         begin = len(_BOM) if self._handle.pread(3, 0) == _BOM else 0
         rows = self._rows(self._handle.pread(self._header_end - begin, begin), 0)
         names = tuple(rows[0])
         if len(set(names)) != len(names):
-            raise self._wrong("a column name comes twice in the header row", "Rename one of them.", 0)
+            raise self._wrong("the header row has a column name twice", "Rename one of them.", 0)
         return names
 
     def _scan(self) -> tuple[array[int], int, int]:
@@ -159,7 +159,7 @@ class CsvFile(RecordFile):
             if at >= self.size_bytes and (not len(ends) or ends[-1] < self.size_bytes):
                 ends = np.append(ends, self.size_bytes)
                 if quotes_before % 2:
-                    what = "the quote here is never closed: truncated or corrupt"
+                    what = "the quote here is not closed: truncated or corrupt"
                     raise self._wrong(
                         what, "Copy it again; if quotes are ordinary characters, use quoting=none.", last_quote
                     )

@@ -60,14 +60,14 @@ class CustomReader:
     def read(self, name: str, start: int, end: int) -> list[Record]:
         self._list()
         if name not in self._count:
-            raise self._wrong(f"create_shards() named no shard {name!r}", "Return the same shards in every process.")
+            raise self._wrong(f"create_shards() returned no shard {name!r}", "Return the same shards in every process.")
         check_range(f"{self._title}, shard {name}", self._count[name], start, end)
         if start == end:
             return []
         first = self._first[name]
         found = list(self._user.read_records(ReadTask(name, first + start, first + end)))
         if len(found) != end - start:
-            what = f"read_records gave {len(found)} records for {first + start} to {first + end} of shard {name!r}"
+            what = f"read_records yielded {len(found)} records for {first + start} to {first + end} of shard {name!r}"
             raise self._wrong(what, "It must yield exactly one record for each number.")
         return found
 

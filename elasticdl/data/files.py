@@ -148,6 +148,6 @@ def check_range(path: str, records: int, start: int, end: int) -> None:
     if not 0 <= start <= end <= records:
         raise DataError(
             path,
-            f"records {start} to {end} were asked for, but it holds {records}",
+            f"records {start} to {end} were requested, but it has {records}",
             "If the file changed since the job started, restore it or start a new job.",
         )

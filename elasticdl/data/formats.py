@@ -64,7 +64,7 @@ FORMATS: dict[str, Format] = {
 def list_files(path: str, flag: str) -> dict[str, Path]:
     """The data files behind a directory, a file or a glob, by name, in name order; class folders of images included."""
     if "://" in path:
-        raise _wrong(flag, path, "data is read from file systems only, URLs are not supported yet", "Mount or copy it.")
+        raise _wrong(flag, path, "URLs are not supported; data is read from file systems only", "Mount or copy it.")
     place = Path(path)
     try:
         if place.is_dir():

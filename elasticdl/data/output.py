@@ -65,7 +65,7 @@ class OutputFolder:
         self._path, self._temporary = path, _temporary(path)
         self._replaces = path.is_dir() and any(path.iterdir())
         if path.exists() and not path.is_dir():
-            raise _refused(path, "it is a file, and a directory is to be written", "Choose another name.")
+            raise _refused(path, "it is a file, not a directory", "Choose another name.")
         if self._replaces and not force:
             raise _refused(path, "it exists and is not empty", "Use --force to replace it, or choose another name.")
         foreign = [entry.name for entry in path.iterdir() if not _replaceable(entry)] if self._replaces else []

@@ -61,7 +61,7 @@ class ParquetFile(RecordFile):
         self._ends = np.cumsum(counts, dtype=np.int64)
         self.records = int(sum(counts))
         if self.records != metadata.num_rows:
-            raise DataError(str(path), "its footer contradicts itself", _NEWER_COPY, self.size_bytes)
+            raise DataError(str(path), "the row counts in its footer differ", _NEWER_COPY, self.size_bytes)
         self._groups: OrderedDict[int, Any] = OrderedDict()
 
     def read(self, start: int, end: int) -> list[Record]:

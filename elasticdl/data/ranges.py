@@ -25,7 +25,7 @@ class RangeReader:
 
     def __init__(self, reader: Reader, dataset: Dataset, order: EpochOrder, shard_records: int = 0) -> None:
         if order.records_total != dataset.records:
-            raise ValueError(f"the order is for {order.records_total} records, the data set has {dataset.records}")
+            raise ValueError(f"the order has {order.records_total} records, the data set has {dataset.records}")
         self._reader, self._order, self._shard_records = reader, order, shard_records
         self._names = [file.name for file in dataset.files]
         self._kept: OrderedDict[int, tuple[int, list[Record]]] = OrderedDict()

@@ -144,7 +144,7 @@ class RecordIOFile(RecordFile):
 
     def _unpack(self, chunk: memoryview, offset: int) -> bytes | bytearray:
         if len(chunk) < _HEADER.size:
-            raise self._corrupt("the file became shorter while it was read", offset)
+            raise self._corrupt("the file was truncated while it was read", offset)
         _, checksum, compressor, size, _ = _HEADER.unpack_from(chunk)
         data = chunk[_HEADER.size :]
         if len(data) != size:
@@ -154,7 +154,7 @@ class RecordIOFile(RecordFile):
         try:
             return _DECOMPRESS[compressor](data)
         except (cramjam.DecompressionError, ValueError) as error:
-            raise self._corrupt(f"this chunk does not decompress ({error})", offset) from error
+            raise self._corrupt(f"this chunk cannot be decompressed ({error})", offset) from error
 
     def _corrupt(self, what: str, offset: int) -> DataError:
         return DataError(str(self._handle.path), what, _NEWER_COPY, offset)

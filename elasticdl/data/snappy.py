@@ -24,7 +24,7 @@ def decompress(data: memoryview) -> bytearray:
     total = 0
     position = len(_STREAM)
     if data[:position] != _STREAM:
-        raise ValueError("it does not start like a snappy stream")
+        raise ValueError("it does not start with a snappy stream header")
     while position < len(data):
         kind = data[position]
         start = position + 4

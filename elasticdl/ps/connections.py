@@ -155,7 +155,7 @@ class Connections:
             if self._bell.fileno() in ready:
                 self._bell.recv(4096)
             if self._called_off():
-                raise Interrupted("called off")
+                raise Interrupted("the worker stopped waiting")
             for server, s in enumerate(self._sockets):
                 if s in ready:
                     self._receive(server, pending)

@@ -80,7 +80,7 @@ class Endpoint:
                 return
             try:
                 if not parts:
-                    raise frames.BadFrame("a message without frames")
+                    raise frames.BadFrame("the message has no frames")
                 header = frames.operation(parts[0].buffer)
                 yield Request(bytes(sender.buffer), header, frames.joined([p.buffer for p in parts[1:]]))
             except frames.BadFrame as error:
@@ -99,7 +99,7 @@ class Endpoint:
             self._strangers += 1
         now = time.monotonic()
         if self._strangers and now - self._told >= TELL_SECONDS:
-            log.warning("Refused %d connections since the last such line: %s", self._strangers, reason)
+            log.warning("Refused %d connections since the last report: %s", self._strangers, reason)
             self._strangers, self._told = 0, now
 
     def close(self) -> None:

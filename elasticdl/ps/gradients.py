@@ -25,7 +25,7 @@ class Gradients:
     def read(cls, parameters: Parameters, push: Push, body: Sequence[memoryview]) -> Gradients:
         tables = parameters.spec.tables
         if len(body) != 2 + 2 * len(tables):
-            raise BadFrame(f"{len(body)} frames in a push, expected {2 + 2 * len(tables)}")
+            raise BadFrame(f"the push has {len(body)} parts, expected {2 + 2 * len(tables)}")
         dense = floats(body[0], len(parameters.weights), "dense gradients")
         state = floats(body[1], len(parameters.state), "state difference")
         rows = {}

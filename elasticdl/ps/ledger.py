@@ -84,7 +84,7 @@ class Ledger:
             return Ruling(Verdict.REFUSE, reason=f"shard {push.shard} is closed")
         entry = self.entries.get(push.shard)
         if entry is None or push.attempt > entry.attempt:
-            return Ruling(Verdict.WAIT, reason=f"lease {push.attempt} of {push.shard} is not known here yet")
+            return Ruling(Verdict.WAIT, reason=f"this server does not know lease {push.attempt} of {push.shard} yet")
         if push.attempt < entry.attempt:
             return Ruling(Verdict.REFUSE, reason=f"lease {push.attempt} of {push.shard} was revoked")
         if push.batch < entry.next_batch:
@@ -94,7 +94,7 @@ class Ledger:
         if push.batch >= entry.batches:
             return Ruling(Verdict.REFUSE, reason=f"shard {push.shard} has only {entry.batches} batches")
         if self.holding and push.batch >= self._limit(push.shard):
-            return Ruling(Verdict.WAIT, entry.next_batch, "a cut is being made")
+            return Ruling(Verdict.WAIT, entry.next_batch, "waiting for the cut")
         return Ruling(Verdict.APPLY, entry.next_batch)
 
     def applied(self, push: Push) -> None:
@@ -106,8 +106,8 @@ class Ledger:
     def over(self, timeline: int) -> str:
         """Why something said in another timeline does not count."""
         if not self.timeline:
-            return "this server has yet to be told where to begin"
-        return f"timeline {timeline} is over; it is {self.timeline} now"
+            return "this server has not begun a timeline yet"
+        return f"timeline {timeline} is over; the current one is {self.timeline}"
 
     @classmethod
     def restored(cls, m: pb.Restore) -> Self:
@@ -144,7 +144,7 @@ class Ledger:
         entry = self.entries.get(shard)
         if entry is None:
             if next_batch:
-                raise ValueError(f"shard {shard} stands at batch {next_batch}, but this server never saw it")
+                raise ValueError(f"shard {shard} is at batch {next_batch}, but this server has none of its batches")
             self.entries[shard] = Entry(attempt, 0, batches)
         else:
             entry.attempt = max(entry.attempt, attempt)

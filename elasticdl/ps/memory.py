@@ -18,7 +18,7 @@ def keep_freed_memory() -> None:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
-        log.debug("no mallopt here")
+        log.debug("This C library has no mallopt")
         return
     mallopt(_MMAP_THRESHOLD, _LARGEST_BYTES)
     mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)

@@ -154,5 +154,5 @@ class Parameters:
 
     def _view(self, cut: int) -> tuple[Floats, Floats, list[int]]:
         if cut not in self._views:
-            raise KeyError(f"view {cut} is not pinned here")
+            raise KeyError(f"this server has no view {cut}")
         return self._views[cut]

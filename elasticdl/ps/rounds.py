@@ -54,13 +54,13 @@ class Rounds(Ledger):
             return Ruling(Verdict.REPEAT, 1)
         entry = self.entries.get(push.shard)
         if entry is None or push.attempt > entry.attempt:
-            return Ruling(Verdict.WAIT, reason=f"lease {push.attempt} of {push.shard} is not known here yet")
+            return Ruling(Verdict.WAIT, reason=f"this server does not know lease {push.attempt} of {push.shard} yet")
         if push.attempt < entry.attempt:
             return Ruling(Verdict.REFUSE, reason=f"lease {push.attempt} of {push.shard} was revoked")
         if push.computed_on < round_ - self.tolerance:
-            return Ruling(Verdict.STALE, reason=f"computed on version {push.computed_on}, its round is {round_}")
+            return Ruling(Verdict.STALE, reason=f"computed on version {push.computed_on} for round {round_}")
         if self.barrier is not None and round_ >= self.barrier.until:
-            return Ruling(Verdict.WAIT, reason="a cut is being made")
+            return Ruling(Verdict.WAIT, reason="waiting for the cut")
         return Ruling(Verdict.KEEP)
 
     def keep(self, push: Push) -> None:
@@ -77,7 +77,7 @@ class Rounds(Ledger):
         if index in self.kept.get(round_, ()):
             self.confirmed.setdefault(round_, set()).add(index)
         elif round_ >= self.version:
-            raise ValueError(f"batch {index} of epoch {epoch} is not here")
+            raise ValueError(f"this server does not have batch {index} of epoch {epoch}")
 
     def whole(self) -> bool:
         """Whether every batch of the present round is on every server: the caller applies it and then says so."""

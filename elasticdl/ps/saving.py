@@ -139,7 +139,7 @@ class Saving:
             faults.point("server.part_written")
             self.files = files
         except Cancelled:
-            self.error = "given up"
+            self.error = "canceled"
         except OSError as error:
             self.error = f"{error.filename or self.directory}: {error.strerror or error}"
         except Exception as error:  # the thread's border: the master would wait for the part for ever

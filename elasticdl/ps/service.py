@@ -163,7 +163,7 @@ class Service:
             try:
                 self.parameters = self._checkpoints.begin(restore, self.servers, held, self.ledger.version)
                 self.ledger = ledger_of(restore)
-                log.info("Timeline %d begins at version %d", restore.timeline, restore.version)
+                log.info("Started timeline %d at version %d", restore.timeline, restore.version)
             except DataError as error:
                 restored.error = f"{error.path}: {error.what}"
         self.say(pb.FromReplica(restored=restored))
@@ -199,7 +199,7 @@ class Service:
             self._greeted.add(request.sender)
             return self._done(request)
         if request.sender not in self._greeted:  # perhaps it greeted this server's predecessor
-            raise _Over("the job's token was not given")
+            raise _Over("this connection has not sent the job's token")
         if header.timeline != self.ledger.timeline:
             raise _Over(self.ledger.over(header.timeline))
         if isinstance(message, frames.Declare):
@@ -215,7 +215,7 @@ class Service:
                 self._pull(request, message)
             case frames.Rows(table, view, create):
                 if len(body) != 1:
-                    raise BadFrame(f"{len(body)} frames of ids, expected 1")
+                    raise BadFrame(f"the request has {len(body)} parts, expected 1")
                 self._done(request, parameters.rows(self._table(table), ids(body[0], "ids"), view, create))
             case frames.Export(table, start):
                 self._done(request, *parameters.export(self._table(table), start))
@@ -224,7 +224,7 @@ class Service:
     def _declare(self, request: Request) -> None:
         body = request.body
         if len(body) != 3:
-            raise BadFrame(f"{len(body)} frames in a declaration, expected 3")
+            raise BadFrame(f"the declaration has {len(body)} parts, expected 3")
         spec = ParametersSpec.model_validate_json(bytes(body[0]))
         if self.parameters is None:
             self._check_sizes(spec, body)
@@ -246,7 +246,7 @@ class Service:
     def _check_sizes(self, spec: ParametersSpec, body: Sequence[memoryview]) -> None:
         """Before anything is allocated: the values sent are as many as the shapes say."""
         if any(d < 0 for v in spec.variables for d in v.shape) or any(t.dim > MAX_DIM for t in spec.tables):
-            raise BadFrame("a declaration with impossible shapes")
+            raise BadFrame("the declaration has impossible shapes")
         for trainable, frame, what in ((True, body[1], "initial values"), (False, body[2], "initial state")):
             pieces = place(tuple(v for v in spec.variables if v.trainable is trainable), self.servers)[self.index]
             count = sum(p.stop - p.start for p in pieces)
@@ -355,7 +355,7 @@ class Service:
         for key, w in list(self._waiting.items()):
             if now - w.since > self.unknown_seconds and key[1] not in self.ledger.entries:
                 del self._waiting[key]
-                self._refuse(w.request, f"shard {key[1]} is not open here")
+                self._refuse(w.request, f"shard {key[1]} is not open on this server")
 
     def _done(self, request: Request, *body: Any) -> None:
         self._endpoint.answer(request, frames.Done(self.ledger.version), *body)

@@ -91,7 +91,7 @@ class Push(Operation, code=5, fields="IIIIQQd"):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.rate < float("inf"):
-            raise BadFrame(f"a learning rate of {self.rate}")
+            raise BadFrame(f"the learning rate {self.rate} is negative or not finite")
 
 
 @dataclass(frozen=True)
@@ -174,13 +174,13 @@ def answer(frame: bytes | memoryview) -> Header[Answer]:
 
 def _header(frame: bytes | memoryview, known: Mapping[int, type[M]]) -> Header[M]:
     if len(frame) < _START.size:
-        raise BadFrame(f"a header of {len(frame)} bytes; it has at least {_START.size}")
+        raise BadFrame(f"the header has {len(frame)} bytes, expected at least {_START.size}")
     if frame[: len(MAGIC)] != MAGIC:
-        raise BadFrame(f"a header that starts with {bytes(frame[: len(MAGIC)])!r}; it starts with {MAGIC!r}")
+        raise BadFrame(f"the header starts with {bytes(frame[: len(MAGIC)])!r}, expected {MAGIC!r}")
     if (kind := known.get(frame[len(MAGIC)])) is None:
-        raise BadFrame(f"a header with the unknown code {frame[len(MAGIC)]}")
+        raise BadFrame(f"the header has the unknown code {frame[len(MAGIC)]}")
     if len(frame) != kind.layout.size:
-        raise BadFrame(f"a header of {len(frame)} bytes; {kind.__name__} has {kind.layout.size}")
+        raise BadFrame(f"the header of {kind.__name__} has {len(frame)} bytes, expected {kind.layout.size}")
     _, _, request, timeline, *fields = kind.layout.unpack(frame)
     return Header(request, timeline, kind(*fields))
 
@@ -211,7 +211,7 @@ def joined(frames: Sequence[memoryview]) -> list[memoryview]:
         else:
             parts.append(frame)
     if open_:
-        raise BadFrame("a message that ends in the middle of a part")
+        raise BadFrame("the message ends in the middle of a part")
     return parts
 
 

@@ -117,7 +117,7 @@ class Link:
                     away_since, wait = now, FIRST_RETRY_SECONDS
                 if now - away_since > self.patience_seconds:
                     raise Unreachable(f"no master at {self.address} for {now - away_since:.0f} s ({reason})")
-                log.info("Stream to the master broke (%s); trying again", reason)
+                log.info("Lost the stream to the master (%s); reconnecting", reason)
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, LAST_RETRY_SECONDS)
 

@@ -67,7 +67,7 @@ def listen(server: grpc.aio.Server, address: str, env: Mapping[str, str]) -> int
     """Have the server listen there, with the certificate that this process was given, if it was; returns the port."""
     certificate, key = env.get(names.ENV_TLS_CERT), env.get(names.ENV_TLS_KEY)
     if certificate and not key:
-        what = "a certificate came without its key"
+        what = "there is a certificate but no key"
         raise UsageError([Problem(names.ENV_TLS_KEY, "", what, f"Give both, or no {names.ENV_TLS_CERT}.")])
     try:
         if not certificate or not key:

@@ -64,7 +64,7 @@ def test_too_few_records_are_counted() -> None:
         def read_records(self, task: Any) -> Iterator[str]:
             yield "a"
 
-    with pytest.raises(DataError, match="gave 1 records for 10 to 15 of shard 'letters'"):
+    with pytest.raises(DataError, match="yielded 1 records for 10 to 15 of shard 'letters'"):
         CustomReader(Short()).read("letters", 0, 5)
 
 

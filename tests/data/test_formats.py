@@ -88,10 +88,10 @@ def test_quotes_may_be_ordinary_characters(tmp_path: Path) -> None:
     ("text", "offset", "what"),
     [
         (b"a,b\n1,2\n3\n", 8, "has 1 columns, the header has 2"),
-        (b'a,b\n1,"2\n3,4\n', 6, "the quote here is never closed"),
+        (b'a,b\n1,"2\n3,4\n', 6, "the quote here is not closed"),
         (b"a,b\n", 4, "it has a header row but no records"),
         (b"\n\n", 0, "it has no header row"),
-        (b"a,a\n1,2\n", 0, "a column name comes twice"),
+        (b"a,a\n1,2\n", 0, "has a column name twice"),
         (b"a,b\n1,\xff\n", 6, "it is not UTF-8 text"),
     ],
 )

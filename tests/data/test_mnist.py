@@ -88,7 +88,7 @@ def test_the_cache_is_enough(tmp_path: Path, packed: bool) -> None:
     source = write_mnist(tmp_path / "out", SMALL, cache=tmp_path / "cache", say=said.append)
     check(tmp_path / "out")
     assert source == "Small from the local cache"
-    assert said == ["Small: from the local cache"]
+    assert said == ["Small: loaded from the local cache"]
 
 
 def test_a_mirror_serves_what_the_package_does_not_and_is_needed_only_once(tmp_path: Path, mirror: str) -> None:
@@ -96,9 +96,9 @@ def test_a_mirror_serves_what_the_package_does_not_and_is_needed_only_once(tmp_p
     said: list[str] = []
     write_mnist(tmp_path / "out", origin, cache=tmp_path / "cache", say=said.append)
     check(tmp_path / "out")
-    assert said[0] == "Small: not from the package: the package is not reachable"
-    assert said[1].startswith(f"Small: not from {mirror}wrong/: no download")
-    assert said[2] == f"Small: from {mirror}"
+    assert said[0] == "Small: skipped the package (the package is not reachable)"
+    assert said[1].startswith(f"Small: skipped {mirror}wrong/ (no download")
+    assert said[2] == f"Small: loaded from {mirror}"
     assert write_mnist(tmp_path / "again", SMALL, cache=tmp_path / "cache", say=said.append).endswith("local cache")
 
 
@@ -151,9 +151,9 @@ def test_what_is_there_is_kept_unless_forced_and_never_mistaken_for_another_set(
     for force in (False, False, True):
         write_mnist(tmp_path / "out", SMALL, cache=tmp_path / "cache", force=force, say=said.append)
     assert [line.partition(" in ")[0] for line in said] == [
-        "Small: from the local cache",
+        "Small: loaded from the local cache",
         "Small: already",
-        "Small: from the local cache",
+        "Small: loaded from the local cache",
     ]
     with pytest.raises(UsageError, match="exists and is not empty"):
         write_mnist(tmp_path / "out", dataclasses.replace(SMALL, title="Other"), cache=tmp_path / "cache")

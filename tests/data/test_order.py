@@ -185,5 +185,5 @@ def test_every_process_of_a_job_gets_the_same_order_from_the_description(tmp_pat
 
 def test_an_order_for_another_data_set_is_refused(tmp_path: Path) -> None:
     source = build("csv", tmp_path)
-    with pytest.raises(ValueError, match="the order is for 5 records, the data set has 221"):
+    with pytest.raises(ValueError, match="the order has 5 records, the data set has 221"):
         RangeReader(source.open(), source.open().describe(), EpochOrder([5], 1, 1, 1, 1))

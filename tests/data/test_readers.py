@@ -54,7 +54,7 @@ def test_an_empty_range_gives_nothing_even_at_the_end(source: Source) -> None:
 @pytest.mark.parametrize(("start", "end"), [(0, 71), (70, 71), (-1, 3), (5, 4), (71, 71)])
 def test_a_range_outside_the_file_is_refused_with_its_size(source: Source, start: int, end: int) -> None:
     name = list(source.expected)[2]
-    with pytest.raises(DataError, match=f"records {start} to {end} .* holds 70"):
+    with pytest.raises(DataError, match=f"records {start} to {end} .* has 70"):
         source.open().read(name, start, end)
 
 
@@ -286,7 +286,7 @@ def test_an_unknown_parameter_suggests_the_nearest(tmp_path: Path) -> None:
 
 
 def test_a_url_is_refused_for_now(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="URLs are not supported yet"):
+    with pytest.raises(UsageError, match="URLs are not supported"):
         open_reader("s3://bucket/data")
 
 

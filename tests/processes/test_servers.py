@@ -110,7 +110,7 @@ def test_a_job_that_was_killed_with_everything_goes_on_with_another_number_of_se
     again = start(tmp_path, "second", *_again(tmp_path, home, servers=3))
     status: dict[str, Any] = check_witness(again, tmp_path / "second-model", RECORDS, 1, 2)
     assert int(status["version"]) == RECORDS // 8
-    assert f"Timeline 1 begins at version {newest.name[8:]}" in log_of(again, "second", "ps-2")
+    assert f"Started timeline 1 at version {newest.name[8:]}" in log_of(again, "second", "ps-2")
 
 
 def _again(tmp: Path, home: Path, servers: int) -> list[str]:

@@ -176,7 +176,7 @@ def test_a_push_of_an_unknown_shard_is_refused_in_the_end_however_often_it_is_se
     """The client sends again what stays unanswered; that must not start the wait anew."""
     with serving(1, unknown_seconds=0.5) as servers, training(servers, SGD, resend_seconds=0.05) as trainer:
         began = time.monotonic()
-        with pytest.raises(Refused, match="shard train/0/3 is not open here"):
+        with pytest.raises(Refused, match="shard train/0/3 is not open on this server"):
             trainer.client.push(Batch(0, 3, 1, 0), *trainer.batch())
         assert 0.5 < time.monotonic() - began < 5
 
@@ -184,7 +184,7 @@ def test_a_push_of_an_unknown_shard_is_refused_in_the_end_however_often_it_is_se
 def test_a_server_on_another_timeline_says_so() -> None:
     with serving(1) as servers, training(servers, SGD):
         old = servers.client(SGD, timeline=TIMELINE + 2)
-        with pytest.raises(TimelineOver, match=f"timeline {TIMELINE + 2} is over; it is {TIMELINE} now"):
+        with pytest.raises(TimelineOver, match=f"timeline {TIMELINE + 2} is over; the current one is {TIMELINE}"):
             old.pull()
         old.close()
 
@@ -217,11 +217,11 @@ def answering(answer: frames.Answer, *body: bytes) -> Iterator[str]:
 
 def test_a_timeline_that_is_over_is_told_apart_from_a_refusal() -> None:
     """A refusal gives the lease back; the end of a timeline means to wait for the next one."""
-    with answering(frames.Over(), b"timeline 3 is over; it is 4 now") as address:
+    with answering(frames.Over(), b"timeline 3 is over; the current one is 4") as address:
         client = Client([address], TOKEN, SGD, 3)
-        with pytest.raises(TimelineOver, match="ps-0: timeline 3 is over; it is 4 now") as over:
+        with pytest.raises(TimelineOver, match="ps-0: timeline 3 is over; the current one is 4") as over:
             client.pull()
-        assert (over.value.server, over.value.text) == (0, "timeline 3 is over; it is 4 now")
+        assert (over.value.server, over.value.text) == (0, "timeline 3 is over; the current one is 4")
         assert isinstance(over.value, WireError) and not isinstance(over.value, Refused)
         client.close()
     with answering(frames.Over()) as address:
@@ -428,7 +428,7 @@ def test_a_view_shows_the_moment_it_was_pinned_while_training_goes_on(cut: tuple
         assert set(ids_before[name]) <= set(trainer.client.export_ids(name))
     trainer.check()
     servers.direct(drop_view=pb.DropView(cut=1))
-    with pytest.raises(Refused, match="view 1 is not pinned here"):
+    with pytest.raises(Refused, match="this server has no view 1"):
         trainer.client.pull(view=1)
 
 

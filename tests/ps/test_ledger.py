@@ -112,12 +112,12 @@ def test_of_a_push_in_another_timeline_its_sender_hears_that_it_is_over() -> Non
     ledger.opened(SHARD, 5, 2, 4)
     for other in (0, 2, 4):
         ruling = ledger.judge(Push(other, 0, 0, 5, 2))
-        assert (ruling.verdict, ruling.reason) == (Verdict.OVER, f"timeline {other} is over; it is 3 now")
+        assert (ruling.verdict, ruling.reason) == (Verdict.OVER, f"timeline {other} is over; the current one is 3")
     assert push(ledger, 2, attempt=5, timeline=3) is Verdict.APPLY and ledger.version == 10
 
 
 def test_a_server_that_was_told_nothing_yet_answers_that() -> None:
-    assert Ledger().judge(Push(1, 0, 0, 1, 0)).reason == "this server has yet to be told where to begin"
+    assert Ledger().judge(Push(1, 0, 0, 1, 0)).reason == "this server has not begun a timeline yet"
 
 
 def test_a_timeline_begins_where_its_checkpoint_stands() -> None:
@@ -166,7 +166,7 @@ def test_what_the_master_does_not_list_is_closed_when_the_stream_is_back() -> No
 
 
 def test_a_server_that_lost_what_the_master_knows_of_says_so() -> None:
-    with pytest.raises(ValueError, match="never saw it"):
+    with pytest.raises(ValueError, match="has none of its batches"):
         Ledger().opened(SHARD, 3, 2, 4)
 
 

@@ -72,7 +72,7 @@ def test_a_round_waits_until_every_batch_of_it_is_known_to_be_on_every_server() 
     ledger.round_applied()
     ledger.confirm(0, 1)  # asked again: nothing happens
     assert ledger.version == 1 and not ledger.confirmed
-    with pytest.raises(ValueError, match="batch 3 of epoch 0 is not here"):
+    with pytest.raises(ValueError, match="this server does not have batch 3 of epoch 0"):
         ledger.confirm(0, 3)
 
 
@@ -298,7 +298,7 @@ def test_a_worker_that_dies_with_its_batch_everywhere_changes_not_one_bit(dies_a
 def test_a_confirmation_of_what_a_server_does_not_have_is_refused(synchronous: tuple[Servers, Trainer]) -> None:
     servers, trainer = synchronous
     client = Dying(servers, told=2)
-    with pytest.raises(Refused, match="refused Confirm: batch 3 of epoch 0 is not here"):
+    with pytest.raises(Refused, match="refused Confirm: this server does not have batch 3 of epoch 0"):
         client._ask_all(frames.Confirm(epoch=0, index=3))
     client.close()
     trainer.check()

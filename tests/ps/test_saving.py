@@ -165,7 +165,7 @@ def test_one_that_is_given_up_while_it_is_written_ends_at_once_and_leaves_no_par
         life.train(ids=200, universe=5000)
     made = saving.Saving(life.parameters, 1, 0, tmp_path / "1", Chain(), lambda: None)
     made.settle(False)  # before a single piece was handed over
-    assert made.error == "given up"
+    assert made.error == "canceled"
     assert not list((tmp_path / "1").glob("*.safetensors"))
     save(life.parameters, tmp_path / "2")
 

@@ -84,10 +84,10 @@ def test_nothing_is_answered_before_the_token(server: Server) -> None:
     ]  # fmt: skip
     assert {*map(type, operations), frames.Greet} == set(frames.OPERATIONS.values())
     for operation in operations:
-        assert stranger.over(operation) == "the job's token was not given"
+        assert stranger.over(operation) == "this connection has not sent the job's token"
     for wrong in ((), (b"",), (b"guess",), (TOKEN.encode()[:-1],), (TOKEN.encode(), b"")):
         assert stranger.refused(frames.Greet(), *wrong) == "not the token of this job"
-        assert stranger.over(frames.Pull()) == "the job's token was not given"
+        assert stranger.over(frames.Pull()) == "this connection has not sent the job's token"
     assert stranger.ask(frames.Greet(), TOKEN.encode())[0] == frames.Done(0)
     assert stranger.ask(frames.Pull())[0] == frames.Done(0)
     stranger.close()
@@ -114,16 +114,16 @@ def test_wrong_tables_views_and_timelines_are_refused(server: Server) -> None:
     one = np.zeros(1, np.int64)
     assert raw.refused(frames.Rows(2), one) == "there is no table 2"
     assert raw.refused(frames.Export(65535, 0)) == "there is no table 65535"
-    assert raw.refused(frames.Rows(0, view=4), one) == "view 4 is not pinned here"
-    assert raw.refused(frames.Pull(view=2**64 - 1)) == f"view {2**64 - 1} is not pinned here"
-    assert raw.over(frames.Pull(), timeline=0) == "timeline 0 is over; it is 1 now"
-    assert raw.over(frames.Push(0, 0, 1, 0), timeline=9) == "timeline 9 is over; it is 1 now"
-    assert raw.over(frames.Declare(), timeline=2) == "timeline 2 is over; it is 1 now"
+    assert raw.refused(frames.Rows(0, view=4), one) == "this server has no view 4"
+    assert raw.refused(frames.Pull(view=2**64 - 1)) == f"this server has no view {2**64 - 1}"
+    assert raw.over(frames.Pull(), timeline=0) == "timeline 0 is over; the current one is 1"
+    assert raw.over(frames.Push(0, 0, 1, 0), timeline=9) == "timeline 9 is over; the current one is 1"
+    assert raw.over(frames.Declare(), timeline=2) == "timeline 2 is over; the current one is 1"
 
 
 def test_a_pull_of_a_later_version_waits_for_it_but_not_one_of_a_view_that_is_not_there(server: Server) -> None:
     servers, trainer, raw = server
-    assert raw.refused(frames.Pull(view=7, at_least=1)) == "view 7 is not pinned here"
+    assert raw.refused(frames.Pull(view=7, at_least=1)) == "this server has no view 7"
     asking = ThreadPoolExecutor(1).submit(raw.ask, frames.Pull(at_least=1))
     trainer.step()
     assert asking.result(10)[0] == frames.Done(1), "answered once the version is there"
@@ -150,7 +150,7 @@ def test_wrong_numbers_of_frames_and_bytes_are_refused(server: Server) -> None:
 
 def test_an_unknown_shard_is_refused_after_a_while(server: Server) -> None:
     _, _, raw = server
-    assert raw.refused(frames.Push(0, 77, 1, 0)) == "shard train/0/77 is not open here"
+    assert raw.refused(frames.Push(0, 77, 1, 0)) == "shard train/0/77 is not open on this server"
 
 
 def test_shapes_are_checked_before_memory_is_taken() -> None:

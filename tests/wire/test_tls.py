@@ -124,7 +124,7 @@ async def listening(env: Mapping[str, str], address: str = "127.0.0.1:0") -> Asy
 
 def test_a_certificate_without_its_key_is_never_taken_for_plain_text(run: Run) -> None:
     async def story() -> None:
-        with pytest.raises(UsageError, match="a certificate came without its key"):
+        with pytest.raises(UsageError, match="there is a certificate but no key"):
             async with listening({names.ENV_TLS_CERT: CERTIFICATE}):
                 pass
 
