@@ -66,14 +66,13 @@ def worker_job(words: Sequence[str]) -> JobSpec:
     """The job of a worker's command line, which mostly gives the master's address."""
     from elasticdl.cli import flags
 
-    asked = flags.read_request(words, "by-hand").resolved
-    optional = ("--model_def", "--training_data", "--num_workers")  # what the master knows
-    problems = [p for p in asked.problems if not (p.where in optional and p.what.startswith("needed"))]
-    if asked.spec.master_addr is None:
+    given, problems = flags.read_spec(words, "by-hand")
+    if given.master_addr is None:
         what, remedy = "needed: it names the master", f"Give --master_addr=localhost:{PORT}."
-        problems.append(Problem("--master_addr", "", what, remedy))
-    if problems:
-        raise UsageError(problems)
+        raise UsageError([*problems, Problem("--master_addr", "", what, remedy)])
+    asked = resolve(given, problems)
+    if asked.problems:
+        raise UsageError(asked.problems)
     return asked.spec
 
 

@@ -20,12 +20,12 @@ def findings(spec: JobSpec) -> Iterator[Finding]:
 
 
 def _model_and_data(spec: JobSpec) -> Iterator[Finding]:
-    if strategy_of(spec).needs_model(spec):
+    if strategy_of(spec).needs_model(spec) and spec.master_addr is None:  # else the master knows
         if spec.model_def is None and spec.model_file is None:
             what, remedy = "needed: it names the model", "Give folder.file.symbol below --model_zoo."
             yield about(spec, "model_def", "model_file", "job_command", what=what, remedy=remedy)
         data = {"train": "training_data", "evaluate": "validation_data", "predict": "prediction_data"}[spec.command]
-        if getattr(spec, data) is None and spec.master_addr is None:  # a worker by hand hears of its data
+        if getattr(spec, data) is None:
             what, remedy = f"needed to {spec.command}", "Give the folder with the records."
             yield about(spec, data, "job_command", what=what, remedy=remedy)
     if spec.command != "train" and spec.checkpoint_dir_for_init is None:
