@@ -20,7 +20,7 @@ from rich.table import Table
 from elasticdl.job.names import ENV_REPLICA, JobPaths
 from elasticdl.wire import auth
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.control_pb2_grpc import ControlStub
+from elasticdl.wire.control_service import ControlStub
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "data" / "mnist"

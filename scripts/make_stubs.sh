@@ -20,11 +20,7 @@ python3 -m venv "$work/venv"
 mkdir "$work/out"
 
 for proto in $(git ls-files '*.proto'); do
-  outputs=("--python_out=$work/out" "--pyi_out=$work/out")
-  if grep -q '^service ' "$proto"; then
-    outputs+=("--grpc_python_out=$work/out")
-  fi
-  "$work/venv/bin/python" -m grpc_tools.protoc -I. "${outputs[@]}" "$proto"
+  "$work/venv/bin/python" -m grpc_tools.protoc -I. "--python_out=$work/out" "--pyi_out=$work/out" "$proto"
 done
 
 stale=0

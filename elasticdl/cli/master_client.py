@@ -15,7 +15,7 @@ from elasticdl.errors import Refused, Unreachable
 from elasticdl.job.names import JobPaths
 from elasticdl.wire import auth, tls
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.control_pb2_grpc import ControlStub
+from elasticdl.wire.control_service import ControlStub
 from elasticdl.wire.link import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, NO, OPTIONS
 
 # In a cluster a process starts in the master's pod for each connection: an attempt may take seconds on a busy node.
@@ -47,7 +47,7 @@ class MasterClient:
         async with tls.channel(self.address, _PATIENT, self.certificate) as channel:
             while True:
                 ended = False
-                stub = ControlStub(channel)  # type: ignore[no-untyped-call]
+                stub = ControlStub(channel)
                 call = stub.Watch(pb.WatchRequest(), metadata=auth.metadata(self.token))
                 try:
                     async for status in call:
@@ -84,7 +84,7 @@ class MasterClient:
 
     async def _ask(self, method: str, request: Message, deadline_seconds: float) -> Any:
         async with tls.channel(self.address, _PATIENT, self.certificate) as channel:
-            call, token = getattr(ControlStub(channel), method), auth.metadata(self.token)  # type: ignore[no-untyped-call]
+            call, token = getattr(ControlStub(channel), method), auth.metadata(self.token)
             try:
                 return await call(request, metadata=token, wait_for_ready=True, timeout=deadline_seconds)
             except grpc.aio.AioRpcError as error:

@@ -26,7 +26,7 @@ from elasticdl.master.journal import Journal
 from elasticdl.master.master import Master
 from elasticdl.master.side import side_of
 from elasticdl.wire import tls
-from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
+from elasticdl.wire.control_service import serve_control
 from elasticdl.wire.link import SERVER_OPTIONS
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ async def run(
         )  # fmt: skip
         if journal.fact("started_at") is None:
             journal.remember("started_at", master.chronicle.started_at)
-        add_ControlServicer_to_server(master.streams, server)  # type: ignore[no-untyped-call]
+        serve_control(master.streams, server)
         tls.listen(server, listening, os.environ)
         await server.start()
         write_durably(paths.master_address, address.encode())

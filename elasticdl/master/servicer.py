@@ -13,14 +13,13 @@ from elasticdl.core import events as e
 from elasticdl.errors import Refused
 from elasticdl.wire import PROTOCOL, auth
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.control_pb2_grpc import ControlServicer
 
 log = logging.getLogger(__name__)
 
 Outbox = asyncio.Queue[pb.ToReplica | None]
 
 
-class Streams(ControlServicer):
+class Streams:
     """Turns messages into events; keeps one stream per replica, the newest."""
 
     def __init__(

@@ -14,7 +14,7 @@ from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 from elasticdl.wire import auth, tls
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.control_pb2_grpc import ControlStub
+from elasticdl.wire.control_service import ControlStub
 from elasticdl.wire.link import NO, OPTIONS
 
 _RETRY_SECONDS = 1.0
@@ -36,7 +36,7 @@ def asked(patience_seconds: float) -> str:
     address, token = os.environ[names.ENV_MASTER_ADDR], os.environ[names.ENV_TOKEN]
     deadline, trouble = time.monotonic() + patience_seconds, "no attempt was made"
     with tls.blocking_channel(address, OPTIONS, os.environ.get(names.ENV_TLS_CERT)) as channel:
-        stub = ControlStub(channel)  # type: ignore[no-untyped-call]
+        stub = ControlStub(channel)
         while (left := deadline - time.monotonic()) > 0:
             request, who = pb.DescribeRequest(), auth.metadata(token)
             try:

@@ -13,7 +13,7 @@ import grpc
 from elasticdl.errors import Refused, Unreachable
 from elasticdl.wire import auth, tls
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.control_pb2_grpc import ControlStub
+from elasticdl.wire.control_service import ControlStub
 from elasticdl.wire.usage import REPORT_SECONDS, Meter
 
 log = logging.getLogger(__name__)
@@ -128,9 +128,7 @@ class Link:
             while (message := await outbox.get()) is not None:
                 yield message
 
-        call = ControlStub(channel).Connect(  # type: ignore[no-untyped-call]
-            messages(), metadata=auth.metadata(self.token)
-        )
+        call = ControlStub(channel).Connect(messages(), metadata=auth.metadata(self.token))
         outbox.put_nowait(self.hello())
         if self._closing:
             outbox.put_nowait(None)

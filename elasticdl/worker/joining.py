@@ -15,7 +15,7 @@ from elasticdl.job.loglines import configure_logging
 from elasticdl.job.spec import JobSpec, knobs
 from elasticdl.wire import PROTOCOL, auth, tls
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.control_pb2_grpc import ControlStub
+from elasticdl.wire.control_service import ControlStub
 from elasticdl.wire.link import NO, OPTIONS
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def part_of(own: JobSpec, job: JobSpec) -> JobSpec:
 def _ask(address: str, index: int, token: str, patience_seconds: float) -> pb.JoinReply:
     log.info("Asking the master at %s for the job", address)
     with tls.blocking_channel(address, OPTIONS, None) as channel:
-        stub = ControlStub(channel)  # type: ignore[no-untyped-call]
+        stub = ControlStub(channel)
         request = pb.JoinRequest(protocol=PROTOCOL, worker=index)
         try:
             reply: pb.JoinReply = stub.Join(

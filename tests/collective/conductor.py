@@ -21,7 +21,7 @@ from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 from elasticdl.wire import auth
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+from elasticdl.wire.control_service import serve_control
 from elasticdl.wire.link import SERVER_OPTIONS
 from tests.collective.nursery import Child, Nursery
 
@@ -47,7 +47,7 @@ class Worker:
         return [getattr(m, kind) for m in self.said if m.WhichOneof("body") == kind]
 
 
-class Conductor(ControlServicer):
+class Conductor:
     """Runs in a thread of its own; a test calls it from another."""
 
     def __init__(
@@ -169,7 +169,7 @@ class Conductor(ControlServicer):
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        add_ControlServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        serve_control(self, server)
         self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
         self._loop.run_until_complete(server.start())
         self._ready.set()

@@ -15,7 +15,7 @@ import zmq
 from elasticdl.wire import auth, tls
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.auth import Keys
-from elasticdl.wire.control_pb2_grpc import ControlStub
+from elasticdl.wire.control_service import ControlStub
 from elasticdl.wire.frames import Greet, Header
 
 SECONDS = 3.0

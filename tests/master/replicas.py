@@ -32,7 +32,7 @@ from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTer
 from elasticdl.strategies.parameter_servers.master import ParameterServerSide, terms_of
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
+from elasticdl.wire.control_service import serve_control
 from elasticdl.wire.link import SERVER_OPTIONS, Link
 from elasticdl.worker.session import Session, Work
 
@@ -236,7 +236,7 @@ class Stage:
             partial(ParameterServerSide, job), now, journal, self.cluster, actions, TOKEN, self.starts
         )
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        add_ControlServicer_to_server(master.streams, server)  # type: ignore[no-untyped-call]
+        serve_control(master.streams, server)
         self.port = server.add_insecure_port(self.address)
         await server.start()
         try:

@@ -27,7 +27,7 @@ from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
 from elasticdl.strategies.allreduce.core.terms import AllreduceTerms
 from elasticdl.strategies.allreduce.master import AllreduceSide
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
+from elasticdl.wire.control_service import serve_control
 from elasticdl.wire.link import SERVER_OPTIONS
 from tests.master.replicas import DATA, TOKEN, Stage, job_spec
 from tests.master.test_master import until, version
@@ -64,7 +64,7 @@ async def world_master(tmp: Path, cluster: MemoryCluster) -> AsyncIterator[tuple
     side = partial(AllreduceSide, job)
     master = Master(side, 0.0, journal, cluster, Actions(spec, DATA, str(spec.checkpoint_dir), env), TOKEN, 1)
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    add_ControlServicer_to_server(master.streams, server)  # type: ignore[no-untyped-call]
+    serve_control(master.streams, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -41,7 +41,7 @@ from elasticdl.strategies.parameter_servers.master import ParameterServerSide
 from elasticdl.strategies.parameter_servers.training import Worker
 from elasticdl.wire import PROTOCOL
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.control_pb2_grpc import add_ControlServicer_to_server
+from elasticdl.wire.control_service import serve_control
 from elasticdl.wire.frames import Operation
 from elasticdl.wire.link import SERVER_OPTIONS, Link
 from elasticdl.worker.batches import Source
@@ -133,7 +133,7 @@ class WholeJob:
             Actions(spec, self.training, str(spec.checkpoint_dir), env), TOKEN, 1,
         )  # fmt: skip
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        add_ControlServicer_to_server(self.master.streams, server)  # type: ignore[no-untyped-call]
+        serve_control(self.master.streams, server)
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         starter = asyncio.create_task(self._start_replicas())

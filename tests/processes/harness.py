@@ -26,7 +26,7 @@ from elasticdl.data.recordio import RecordIOWriter
 from elasticdl.job.names import ENV_REPLICA, JobPaths
 from elasticdl.wire import auth
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.control_pb2_grpc import ControlStub
+from elasticdl.wire.control_service import ControlStub
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_SECONDS = 270.0  # below the limit of a test, so that the story of a job that hangs is told

@@ -15,7 +15,7 @@ from elasticdl.master.servicer import Streams
 from elasticdl.strategies.parameter_servers.messages import event_of
 from elasticdl.wire import PROTOCOL, auth, tls
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.control_pb2_grpc import ControlStub, add_ControlServicer_to_server
+from elasticdl.wire.control_service import ControlStub, serve_control
 from elasticdl.wire.link import OPTIONS, SERVER_OPTIONS, Link
 
 TOKEN = "the secret of this job"
@@ -62,7 +62,7 @@ class Hall:
             datasets=DATASETS,
         )
         self._server = grpc.aio.server(options=options)
-        add_ControlServicer_to_server(self.streams, self._server)  # type: ignore[no-untyped-call]
+        serve_control(self.streams, self._server)
         self.port = tls.listen(self._server, self.address, self.env)
         await self._server.start()
 
@@ -133,7 +133,7 @@ class Replica:
 @contextlib.asynccontextmanager
 async def stub(address: str) -> AsyncIterator[ControlStub]:
     async with grpc.aio.insecure_channel(address) as channel:
-        yield ControlStub(channel)  # type: ignore[no-untyped-call]
+        yield ControlStub(channel)
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ from elasticdl.errors import JobFailed, Unreachable, UsageError
 from elasticdl.job import names
 from elasticdl.wire import auth, tls
 from elasticdl.wire import control_pb2 as pb
-from elasticdl.wire.control_pb2_grpc import ControlStub
+from elasticdl.wire.control_service import ControlStub
 from elasticdl.wire.link import OPTIONS
 from tests.wire.loopback import TOKEN, Hall, Replica
 
