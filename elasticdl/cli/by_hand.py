@@ -88,7 +88,7 @@ def read_token(spec: JobSpec) -> str:
         raise UsageError([problem]) from error
     if not token or not token.isascii() or not token.isprintable():
         what = "contains no secret: it needs one line of ASCII text"
-        remedy = f"Make one: openssl rand -hex 32 > {spec.token_file}"
+        remedy = f"Create one: openssl rand -hex 32 > {spec.token_file}"
         raise UsageError([Problem("--token_file", spec.token_file, what, remedy)])
     return token
 

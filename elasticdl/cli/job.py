@@ -112,7 +112,7 @@ async def last_status(job: Job, deadline_seconds: float) -> pb.Status | None:
 
         return status_of(job.result)
     if job.state == "pending":
-        raise Unreachable(job.note or "its master is not there yet")
+        raise Unreachable(job.note or "its master has not started yet")
     async with job.reach() as master:
         return await master.status(deadline_seconds)
 

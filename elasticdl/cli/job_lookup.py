@@ -90,10 +90,14 @@ class JobLookup:
         if meant:
             remedy = f"Did you mean {meant}?"
         else:
-            remedy = "`elasticdl list` shows them." if known else f"There are none; {self._elsewhere}."
+            remedy = (
+                "`elasticdl list` shows the jobs."
+                if known
+                else f"There are none; use {self._elsewhere} to look elsewhere."
+            )
         if self.trouble:
             remedy += f" {self.trouble}"
-        return UsageError([Problem(name, "", f"there is no such job in {self.described}", remedy)])
+        return UsageError([Problem(name, "", f"no such job in {self.described}", remedy)])
 
     @property
     def described(self) -> str:
@@ -107,7 +111,7 @@ class JobLookup:
     def _elsewhere(self) -> str:
         flags = ["--state_dir"] if self.state_dir is not None else []
         flags += ["--namespace and --context"] if self.api is not None else []
-        return f"{' or '.join(flags)} {'name' if len(flags) > 1 or self.api is not None else 'names'} another place"
+        return " or ".join(flags)
 
     async def _of_cluster(self) -> list[Job]:
         if self.api is None:

@@ -48,7 +48,7 @@ def _unknown(command: str) -> Problem:
     from elasticdl.job.invalid import nearest
 
     if command.startswith("-"):
-        return Problem(command, "", "stands where a command belongs", "Write elasticdl COMMAND first, then its flags.")
+        return Problem(command, "", "given instead of a command", "Write elasticdl COMMAND first, then its flags.")
     meant = nearest(command, COMMANDS)
     remedy = f"Did you mean elasticdl {meant}?" if meant else "See elasticdl --help."
     return Problem(f"elasticdl {command}", "", "unknown command", remedy)

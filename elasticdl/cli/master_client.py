@@ -36,7 +36,7 @@ class MasterClient:
         try:
             return cls(paths.master_address.read_text().strip(), paths.token.read_text().strip())
         except OSError as error:
-            raise Unreachable(f"the master of {paths.job_name} is not there yet: {error.strerror}") from error
+            raise Unreachable(f"the master of {paths.job_name} has not started yet: {error.strerror}") from error
 
     async def watch(self) -> AsyncGenerator[pb.Status | None, None]:
         """The job's status after each change; None when the master does not answer, until one does.

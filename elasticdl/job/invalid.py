@@ -57,12 +57,12 @@ def _in_words(kind: str, context: dict[str, Any], message: str, value: Any) -> t
     if isinstance(raised, Invalid):
         return raised.what, raised.remedy
     if kind == "greater_than_equal":
-        return f"below {context['ge']}, the least it may be", f"Give {context['ge']} or more."
+        return f"below {context['ge']}, the minimum", f"Give {context['ge']} or more."
     if kind == "greater_than":
         return f"not above {context['gt']}", f"Give a number above {context['gt']}."
     if kind in ("less_than_equal", "less_than"):
         limit = context.get("le", context.get("lt"))
-        return f"above {limit}, the most it may be", f"Give at most {limit}."
+        return f"above {limit}, the maximum", f"Give at most {limit}."
     if kind == "literal_error":
         choices = context["expected"].replace("'", "").replace(" or ", ", ")
         meant = nearest(str(value), choices.split(", "))

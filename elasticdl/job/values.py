@@ -159,7 +159,7 @@ def read_pairs(text: str, separator: str) -> dict[str, str]:
         elif last and piece.strip():
             pairs[last] += separator + piece.rstrip()
         elif piece.strip():
-            raise Invalid(f"has {piece.strip()!r} where name=value belongs", f"Write name=value{separator}name=value.")
+            raise Invalid(f"has {piece.strip()!r} instead of name=value", f"Write name=value{separator}name=value.")
     return pairs
 
 

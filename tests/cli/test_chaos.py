@@ -240,7 +240,7 @@ def test_an_event_is_told_in_a_line() -> None:
 
 def test_a_job_that_does_not_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chaos", "gone", "--state_dir", str(tmp_path)]) == 2
-    assert "there is no such job" in capsys.readouterr().err
+    assert "no such job" in capsys.readouterr().err
     paths = JobPaths(tmp_path, "gone")
     paths.root.mkdir()
     paths.launcher_pid.write_text("1 0.0\n")

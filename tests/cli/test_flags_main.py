@@ -62,7 +62,7 @@ def test_an_unknown_command_is_named_with_the_nearest_one(capsys: pytest.Capture
     assert main(["trian"]) == 2
     assert capsys.readouterr().err == "elasticdl trian: unknown command. Did you mean elasticdl train?\n"
     assert main(["--num_workers=2", "train"]) == 2
-    assert "stands where a command belongs" in capsys.readouterr().err
+    assert "given instead of a command" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [name for name, command in COMMANDS.items() if not command.module])

@@ -170,7 +170,7 @@ def test_the_status_of_an_ended_job_is_its_summary(state_dir: Path, capsys: pyte
 def test_an_unknown_job_is_named_with_the_nearest(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("status", "logs", "stop"):
         complaint = said(capsys, command, "kiled", state_dir=state_dir, code=2)
-        assert f"elasticdl {command}: kiled: there is no such job" in complaint
+        assert f"elasticdl {command}: kiled: no such job" in complaint
         assert "Did you mean killed?" in complaint
 
 
@@ -257,5 +257,5 @@ def test_a_cluster_that_does_not_answer_is_one_line_beside_the_jobs_of_this_mach
     assert rows == [["killed", "here", "died"], ["done", "here", "succeeded"]]
     asked = outside(state_dir, config, "status", "nowhere")
     assert asked.returncode == 2
-    assert f"there is no such job in {state_dir} and namespace default of far." in asked.stderr
+    assert f"no such job in {state_dir} and namespace default of far." in asked.stderr
     assert "Skipped the cluster of far" in asked.stderr

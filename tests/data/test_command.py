@@ -33,7 +33,7 @@ def test_convert_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_convert_takes_the_parameters_of_the_sources_reader(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1;2\n")
     params = "--data_reader_params=delimiter=,; columns=x"
-    with pytest.raises(UsageError, match="where name=value belongs"):
+    with pytest.raises(UsageError, match="instead of name=value"):
         data("convert", tmp_path / "a.csv", tmp_path / "b", "--to=csv", "--data_reader_params=delimiter")
     assert data("convert", tmp_path / "a.csv", tmp_path / "b", "--to=csv", params) == 0
     assert (tmp_path / "b" / "data-00000.csv").read_text() == "x\n1;2\n"

@@ -39,7 +39,7 @@ def test_the_text_of_resources_reads_back_as_itself(text: str) -> None:
         ("gpu=half", "not a whole number", "nvidia.com/gpu=1"),
         ("gpu=1,nvidia.com/gpu=1", "gives nvidia.com/gpu twice", "Keep one"),
         ("cpu=1,cpu=2", "gives cpu twice", "Keep one"),
-        ("4096Mi", "'4096Mi' where name=value belongs", "name=value"),
+        ("4096Mi", "'4096Mi' instead of name=value", "name=value"),
     ],
 )
 def test_a_wrong_resource_is_named_with_a_remedy(text: str, what: str, remedy: str) -> None:

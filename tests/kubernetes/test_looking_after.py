@@ -292,4 +292,4 @@ def test_stopping_now_leaves_nothing(namespace: str, data: Path) -> None:
     until(lambda: trains("cut", namespace))
     assert elasticdl("stop", "cut", "--now", "-n", namespace) == "cut stopped: nothing of it is left\n"
     until(lambda: not left("cut", namespace))
-    assert "there is no such job" in elasticdl("status", "cut", "-n", namespace, code=2)
+    assert "no such job" in elasticdl("status", "cut", "-n", namespace, code=2)

@@ -40,7 +40,7 @@ def test_the_command_pauses_replicas_and_wakes_them_then_cuts_connections_and_re
         lines = iter(pauses.stdout.readline, "")
         assert any("paused (SIGSTOP) for" in line for line in lines)
         pauses.send_signal(signal.SIGTERM)
-        assert "No more faults; cut goes on." in pauses.stdout.read()
+        assert "No more faults; cut continues." in pauses.stdout.read()
         assert pauses.wait(60) == 128 + signal.SIGTERM
     assert not [name for name, process in job.replicas().items() if process.status() == psutil.STATUS_STOPPED]
     cutting = [*command, "--events=4", "--kind=cut", f"--report={tmp_path / 'report.json'}"]

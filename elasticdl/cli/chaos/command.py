@@ -92,7 +92,7 @@ async def _run(job: LocalJob, plan: Plan, report_file: Path | None) -> int:
     console = make_console()
     live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
     console.print(
-        f"Injecting faults into {job.name} with seed {plan.seed}; Ctrl-C ends the faults, and the job goes on.",
+        f"Injecting faults into {job.name} with seed {plan.seed}; Ctrl-C ends the faults, and the job continues.",
         soft_wrap=True,
     )
 
@@ -112,7 +112,7 @@ async def _run(job: LocalJob, plan: Plan, report_file: Path | None) -> int:
         report = await striking
     except asyncio.CancelledError:
         live.stop()
-        console.print(f"No more faults; {job.name} goes on.")
+        console.print(f"No more faults; {job.name} continues.")
         if asyncio.current_task().cancelling():  # type: ignore[union-attr] # by Ctrl-C
             raise
         return 128 + signal.SIGTERM

@@ -94,7 +94,7 @@ async def _watch(job: Job, as_lines_of_json: bool) -> None:
     async with job.reach() as client:
         screen = None
         if is_live(console) and not as_lines_of_json:
-            screen = LiveScreen(console, View(job.name, "Ctrl-C leaves this view; the job goes on."), client)
+            screen = LiveScreen(console, View(job.name, "Ctrl-C leaves this view; the job continues."), client)
         showing = asyncio.create_task(screen.follow() if screen is not None else _print(client, as_lines_of_json))
         over = asyncio.create_task(job.ended())
         try:

@@ -249,7 +249,7 @@ class _Watch:
         lines: list[RenderableType] = [table(list(self._looks.values()))]
         if self._lookup.trouble:
             lines.append(Text(self._lookup.trouble, style="yellow"))
-        lines.append(Text("Ctrl-C leaves this view; the jobs go on.", style="dim"))
+        lines.append(Text("Ctrl-C leaves this view; the jobs continue.", style="dim"))
         return Group(*lines)
 
     async def _look_for_jobs(self) -> None:

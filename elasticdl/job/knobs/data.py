@@ -50,7 +50,7 @@ class DataKnobs(KnobGroup):
     )
     seed: Count = knob(0, "The seed of record order, initial values and random layers.", common=True)
     max_bad_records: Count = knob(
-        0, "How many records that cannot be read, or that crash their worker, may be skipped before the job fails."
+        0, "How many records that cannot be read, or that crash their worker, may be set aside before the job fails."
     )
     codec_type: Literal["tf_example", "bytes"] | None = knob(
         None,
