@@ -12,9 +12,9 @@ from typing import Protocol
 
 from elasticdl.cluster import Cluster, Exit, ReplicaRequest
 from elasticdl.cluster.local import LocalCluster
-from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.server import ClusterServer
 from elasticdl.cluster.supervisor import Supervisor
+from tests.cluster.memory import MemoryCluster
 
 from .hearing import status_of
 

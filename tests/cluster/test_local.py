@@ -21,11 +21,11 @@ import pytest
 
 from elasticdl.cluster import ReplicaRequest
 from elasticdl.cluster.local import LocalCluster
-from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.messages import MOST_LINE_BYTES
 from elasticdl.cluster.server import ClusterServer
 from elasticdl.cluster.supervisor import Supervisor
 from elasticdl.errors import Refused, Unreachable, UsageError
+from tests.cluster.memory import MemoryCluster
 
 Run = Callable[..., None]
 REPOSITORY = Path(__file__).resolve().parents[2]

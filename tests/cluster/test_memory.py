@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from elasticdl.cluster import Exit, ReplicaPhase, ReplicaRequest
-from elasticdl.cluster.memory import MemoryCluster
+from tests.cluster.memory import MemoryCluster
 
 Run = Callable[..., None]
 

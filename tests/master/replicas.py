@@ -15,7 +15,6 @@ from pathlib import Path
 
 import grpc
 
-from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest
 from elasticdl.core import events as e
 from elasticdl.data.dataset import DataFile, Dataset
@@ -35,6 +34,7 @@ from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_service import serve_control
 from elasticdl.wire.link import SERVER_OPTIONS, Link
 from elasticdl.worker.session import Session, Work
+from tests.cluster.memory import MemoryCluster
 
 TOKEN = "the secret of this job"
 DATA = Dataset("data", "recordio", (DataFile("a", 1000, 100), DataFile("b", 1000, 60)))

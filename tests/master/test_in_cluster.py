@@ -16,7 +16,6 @@ import pytest
 
 from elasticdl.cluster.kubernetes.api import KubernetesApi
 from elasticdl.cluster.kubernetes.credentials import Credentials
-from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.protocol import Exit, ReplicaRequest
 from elasticdl.errors import SentAway, UsageError, VolumeAway
 from elasticdl.job import names
@@ -26,6 +25,7 @@ from elasticdl.master import in_cluster
 from elasticdl.master.master import Master
 from elasticdl.master.running import lead
 from elasticdl.wire import control_pb2 as pb
+from tests.cluster.memory import MemoryCluster
 from tests.master.replicas import Stage
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import grpc
 import pytest
 
-from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest, ReplicaStatus
 from elasticdl.core import events as e
 from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, TURNED_AWAY, State
@@ -26,6 +25,7 @@ from elasticdl.strategies.parameter_servers.core.machine import ParameterServerM
 from elasticdl.strategies.parameter_servers.master import ParameterServerSide
 from elasticdl.wire import auth
 from elasticdl.wire import control_pb2 as pb
+from tests.cluster.memory import MemoryCluster
 from tests.master.replicas import DATA, TOKEN, Stage
 from tests.wire.loopback import hello, raw_stream, stub
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.core import commands as c
 from elasticdl.core.plan import Position
@@ -29,6 +28,7 @@ from elasticdl.strategies.allreduce.master import AllreduceSide
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_service import serve_control
 from elasticdl.wire.link import SERVER_OPTIONS
+from tests.cluster.memory import MemoryCluster
 from tests.master.replicas import DATA, TOKEN, Stage, job_spec
 from tests.master.test_master import until, version
 from tests.wire.loopback import Replica, hello

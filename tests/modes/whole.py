@@ -22,7 +22,6 @@ from typing import Any
 import grpc
 import numpy as np
 
-from elasticdl.cluster.memory import MemoryCluster
 from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest
 from elasticdl.data.recordio import RecordIOWriter
 from elasticdl.errors import ElasticDLError, UsageError
@@ -48,6 +47,7 @@ from elasticdl.worker.batches import Source
 from elasticdl.worker.control import Control
 from elasticdl.worker.session import Session
 from elasticdl.worker.sources import open_source
+from tests.cluster.memory import MemoryCluster
 
 TOKEN = "the secret of this job"
 DEADLINE_SECONDS = 40.0
