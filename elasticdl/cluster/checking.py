@@ -1,4 +1,4 @@
-"""Runs the check of model and data in a process of its own, since neither launcher nor master imports a framework."""
+"""Runs the check of model and data in its own process, since neither launcher nor master imports a framework."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Checked:
-    """What the check found."""
+    """The results of the check."""
 
     datasets: dict[str, Any] = field(default_factory=dict)  # their descriptions by mode
     problems: list[Problem] = field(default_factory=list)  # with the model or the data
@@ -36,7 +36,7 @@ class Checked:
 
 
 async def check(spec: JobSpec, show: Show, doing: Show) -> Checked:
-    """Check model and data. What the user's code prints is shown; what takes long says what it is doing."""
+    """Check model and data. `show` gets the output of the user's code, `doing` gets the progress of long steps."""
     with tempfile.TemporaryDirectory(prefix="elasticdl-check-") as folder:
         job_file = Path(folder) / "job.json"
         job_file.write_text(spec.to_json())
@@ -50,7 +50,7 @@ async def check(spec: JobSpec, show: Show, doing: Show) -> Checked:
                 async with asyncio.timeout(spec.start_seconds) as limit:
 
                     def progress(text: str) -> None:
-                        limit.reschedule(asyncio.get_running_loop().time() + spec.start_seconds)  # it moves
+                        limit.reschedule(asyncio.get_running_loop().time() + spec.start_seconds)  # it makes progress
                         doing(text)
 
                     text, _ = await asyncio.gather(_read(receiving.fileno(), progress), _show(process, show))
@@ -74,12 +74,12 @@ async def _start(job_file: Path, sending: int, spec: JobSpec) -> asyncio.subproc
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         pass_fds=(sending,),
-        start_new_session=True,  # Ctrl-C is for the launcher, which ends this
+        start_new_session=True,  # Ctrl-C goes to the launcher, which ends this process
     )  # fmt: skip
 
 
 async def _read(fd: int, progress: Show) -> bytes:
-    """The last line that the check writes; those before it say what it is doing."""
+    """The last line that the check writes; earlier lines report progress."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     with os.fdopen(os.dup(fd), "rb") as pipe:

@@ -1,4 +1,4 @@
-"""The Unix socket between the launcher and its clients: where it lies, and who may connect."""
+"""The Unix socket between the launcher and its clients: its path and its access check."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def bind(path: Path) -> socket.socket:
 
 
 def connect(path: Path) -> socket.socket:
-    """A socket connected to the one that listens at this path; OSError when none does."""
+    """A socket connected to the listener at this path; OSError if there is none."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.setblocking(False)  # a connection is made at once or not at all
+        connection.setblocking(False)  # it connects at once or not at all
         with _short(path) as address:
             connection.connect(address)
     except OSError:
@@ -47,9 +47,9 @@ def connect(path: Path) -> socket.socket:
 
 
 def is_own_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end belongs to this user, by the kernel's word.
+    """Whether the process at the other end belongs to this user, according to the kernel.
 
-    Where the kernel gives none (macOS), the directory's permissions are the only lock.
+    Where the kernel does not tell (macOS), the directory's permissions are the only protection.
     """
     if sys.platform != "linux":
         return True
@@ -61,14 +61,14 @@ def is_own_user(connection: socket.socket) -> bool:
 def _private_directory(directory: Path) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.stat()
-    # Never repaired by us: a directory that others use may be somebody's home, or /tmp.
+    # Never repaired here: a directory that others use may be a home directory, or /tmp.
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         what = "other users can enter this directory, so it must not hold the job's control socket"
         raise UsageError([Problem(str(directory), "", what, "Choose one of your own, or chmod 700 it")])
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove what a killed launcher left; a launcher that lives keeps its socket."""
+    """Remove the socket of a killed launcher; a running launcher keeps its own."""
     try:
         connect(path).close()
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def _remove_stale(path: Path) -> None:
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """The path in a form that fits a socket address: through an open directory where it is too long."""
+    """The path in a form that fits a socket address: a long path goes through an open directory."""
     if len(os.fsencode(path)) <= _MOST_PATH_BYTES or sys.platform != "linux":
         yield str(path)
         return

@@ -1,9 +1,9 @@
-"""Run in a new replica's process before its command: ties it to the launcher, limits it, becomes the command.
+"""Runs in a new replica's process before its command: ties it to the launcher, sets limits, executes the command.
 
     python -I -S exec_shim.py LAUNCHER_PID MEMORY_LIMIT_BYTES|- LC_CTYPE|- COMMAND...
 
-A script, not a module: it runs without site-packages and imports next to nothing (about 15 ms). It works in a fresh
-interpreter and not in a `preexec_fn`, which would run Python between fork and exec of a launcher that may have threads.
+A script, not a module: it runs without site-packages and imports almost nothing (about 15 ms). It uses a fresh
+interpreter, because a `preexec_fn` would run Python between fork and exec of a launcher that may have threads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CANNOT_EXECUTE, NOT_FOUND = 126, 127  # what shells return for these
 
 
 def die_with(launcher_pid: int) -> None:
-    """Have the kernel kill this process when the launcher dies, also if that has already happened."""
+    """Let the kernel kill this process when the launcher dies; exit if it has already died."""
     if sys.platform == "linux":
         import ctypes
 
@@ -38,7 +38,7 @@ def limit_memory(limit_bytes: int) -> None:
 
 def main(launcher_pid: str, memory_limit_bytes: str, lc_ctype: str, *command: str) -> None:
     die_with(int(launcher_pid))
-    if lc_ctype == "-":  # Python sets this variable by itself in the C locale; the command should not see it
+    if lc_ctype == "-":  # Python sets this variable in the C locale; the command should not see it
         os.environ.pop("LC_CTYPE", None)
     if memory_limit_bytes != "-":
         limit_memory(int(memory_limit_bytes))

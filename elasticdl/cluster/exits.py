@@ -1,4 +1,4 @@
-"""What the end of a process means: its exit code or signal, and whether memory ran out, as far as can be known."""
+"""Interprets the end of a process: its exit code or signal, and whether it ran out of memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from elasticdl.cluster.protocol import EXIT_OUT_OF_MEMORY, Exit
 
-# How Python, numpy, torch and C++ say at the end of a log that an allocation failed.
+# How Python, numpy, torch and C++ log a failed allocation.
 _ALLOCATION_FAILED = re.compile(
     r"^([\w.]*MemoryError\b|RuntimeError: .*can't allocate memory|.*\bstd::bad_alloc\b|.*\bCannot allocate memory\b)"
 )
@@ -21,23 +21,23 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What is known about a process that ended, besides its wait status."""
+    """Facts about a process that ended, besides its wait status."""
 
     last_lines: tuple[str, ...] = ()
     memory_limit_bytes: int | None = None
     peak_bytes: int = 0
-    kernel_killed_for_memory: bool = False  # the kernel counted a kill for memory while it ran
+    kernel_killed_for_memory: bool = False  # the kernel counted an out-of-memory kill while it ran
     killed_because: str = ""  # why we killed it, when we did
 
 
 def classify(wait_status: int, known: Circumstances) -> Exit:
-    """The exit that this wait status stands for."""
+    """The exit for a wait status."""
     result = os.waitstatus_to_exitcode(wait_status)
     return judge(result, None, known) if result >= 0 else judge(None, -result, known)
 
 
 def judge(code: int | None, number: int | None, known: Circumstances) -> Exit:
-    """The exit that this code or signal stands for."""
+    """The exit for an exit code or signal."""
     evidence = "" if known.killed_because or code == 0 else _evidence_of_no_memory(code, number, known)
     if evidence:
         reason = f"out of memory: {evidence}{_measured(known)}"
@@ -53,7 +53,7 @@ def _evidence_of_no_memory(code: int | None, number: int | None, known: Circumst
         return f"exit code {EXIT_OUT_OF_MEMORY}"
     if number == signal.SIGKILL and known.kernel_killed_for_memory:
         return "killed by SIGKILL, and the kernel reported an out-of-memory kill"
-    # A failed allocation ends as an exception or an abort; after any other signal its traces in the log are old.
+    # A failed allocation ends in an exception or an abort. With any other signal, such a log line is older.
     if code is not None or number == signal.SIGABRT:
         for line in reversed(known.last_lines[-_LINES_SEARCHED:]):
             if _ALLOCATION_FAILED.match(line):
@@ -68,7 +68,7 @@ def _measured(known: Circumstances) -> str:
 
 
 def never_started(why: str) -> Exit:
-    """The exit of a replica whose process could not be made."""
+    """The exit of a replica whose process could not be started."""
     return Exit(None, None, oom=False, reason=f"could not be started: {why}")
 
 
@@ -80,20 +80,20 @@ def signal_name(number: int) -> str:
 
 
 class OutOfMemoryKills:
-    """The kernel's count of kills for memory, in our control group if it has one, else on this machine.
+    """The kernel's count of out-of-memory kills, in our control group if it has a count, else on this machine.
 
-    The count names no process. A kill is therefore attributed to the next replica that SIGKILL ended and we did not
-    kill; where a stranger on the same count was killed before, that is wrong.
+    The count names no process. A kill is attributed to the next replica that ended by a SIGKILL which we did not send.
+    That is wrong if another process with the same count was killed before.
     """
 
     def __init__(self, sources: Sequence[Path] | None = None) -> None:
-        """Read the first of these files that has a count: by default, where this system keeps one."""
+        """Read the first of these files that has a count (default: the usual places)."""
         candidates = _count_files() if sources is None else sources
         self._source = next((path for path in candidates if _read_count(path) is not None), None)
         self._attributed = self._count()
 
     def take_one(self) -> bool:
-        """Whether there was a kill that no replica has answered for yet; it is answered for now."""
+        """Whether there was a kill that is not attributed yet; it is attributed now."""
         if self._count() > self._attributed:
             self._attributed += 1
             return True
@@ -112,7 +112,7 @@ def _count_files() -> list[Path]:
     root = Path("/sys/fs/cgroup")
     for line in lines:
         _, controllers, group = line.split(":", 2)
-        # Inside a container the group's path may be the host's, while the mount already is the group.
+        # Inside a container the path may be the host's, while the mount already is the group.
         if controllers == "":
             files += [root / group.lstrip("/") / "memory.events", root / "memory.events"]
         elif "memory" in controllers.split(","):

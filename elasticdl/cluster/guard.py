@@ -1,4 +1,4 @@
-"""The launcher's end of the guard: the process that outlives the launcher to kill the groups it left."""
+"""The launcher's side of the guard, a process that outlives the launcher to kill its remaining process groups."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from elasticdl.cluster.watch import Cancel, on_exit
 log = logging.getLogger(__name__)
 
 _SCRIPT = Path(__file__).with_name("guard_process.py")
-_MOST_RESTARTS = 10  # someone who kills it more often than that means it
-_END_SECONDS = 2.0  # it takes a millisecond
+_MOST_RESTARTS = 10  # it is killed on purpose, then
+_END_SECONDS = 2.0  # normally a millisecond
 
 
 class Guard:
-    """Tells the guard process which groups exist, and starts it again if somebody kills it."""
+    """Tells the guard process which groups exist, and restarts it if it is killed."""
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
@@ -48,7 +48,7 @@ class Guard:
         self._tell(f"-{group}\n")
 
     def close(self) -> None:
-        """End the guard process, which first kills what groups are left."""
+        """End the guard process, which first kills the remaining groups."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -56,14 +56,14 @@ class Guard:
         _close_pipe(process)
         try:
             process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:  # stopped by someone; it has nothing to do any more
+        except subprocess.TimeoutExpired:  # suspended; it has nothing left to do
             process.kill()
             process.wait()
 
     def _tell(self, line: str) -> None:
         if self._process is not None:
             assert self._process.stdin is not None
-            # A broken pipe means that the guard was killed: `_ended` is about to tell a new one everything.
+            # A broken pipe means that the guard was killed: `_ended` will send everything to a new one.
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(line.encode())
                 self._process.stdin.flush()

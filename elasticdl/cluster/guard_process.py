@@ -1,9 +1,9 @@
-"""Run beside the launcher: when the launcher dies, kills the process groups it left behind.
+"""Runs beside the launcher; when the launcher dies, kills the process groups that it left.
 
     python -I -S guard_process.py < pipe from the launcher
 
-The pipe carries `+GROUP` and `-GROUP` lines. Its end is the end of the launcher, whatever the cause. A script, not a
-module, so that it is light: it lives as long as the launcher.
+The pipe carries `+GROUP` and `-GROUP` lines, and closes when the launcher ends for any reason. A script, not a module,
+to stay small: it lives as long as the launcher.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 
 def groups_left(lines: Iterable[str]) -> set[int]:
-    """The groups that are still there when the lines end."""
+    """The groups that still exist when the lines end."""
     groups: set[int] = set()
     for line in lines:
         group = int(line[1:])
@@ -28,7 +28,7 @@ def groups_left(lines: Iterable[str]) -> set[int]:
 
 
 def main() -> None:
-    # Only the end of the launcher ends the guard; a terminal's Ctrl-C or a polite kill of everything does not.
+    # Only the end of the launcher ends the guard, not Ctrl-C in a terminal or a SIGTERM to all processes.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for group in groups_left(sys.stdin):

@@ -1,4 +1,4 @@
-"""`LocalCluster`: the master's hold on its job's processes, which are the launcher's children."""
+"""`LocalCluster`: the master's control of its job's processes, which are the launcher's children."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from elasticdl.errors import Refused, Unreachable
 
 
 class LocalCluster:
-    """A client of the launcher. Made anew by a new master, it finds every replica and every exit that was missed.
+    """A client of the launcher. A new master's client finds every replica and every exit that was missed.
 
-    Calls share a connection, made at the first call and made again after it broke; each watch has its own.
+    Calls share a connection, opened at the first call and reopened after it broke; each watch has its own.
     """
 
     def __init__(self, socket_path: Path, *, deadline_seconds: float = 10.0) -> None:
@@ -84,7 +84,7 @@ class LocalCluster:
             connected = endpoint.connect(self._path)
         except OSError as error:
             raise Unreachable(f"no launcher at {self._path}: {error.strerror}") from error
-        # Nothing is awaited from the network here: the socket is connected already.
+        # The socket is already connected, so this does not wait.
         return _Connection(*await asyncio.open_unix_connection(sock=connected, limit=MOST_LINE_BYTES))
 
 
@@ -96,7 +96,7 @@ class _Connection:
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self.events: asyncio.Queue[ReplicaStatus | None] = asyncio.Queue()
-        self.lost = ""  # why, once it is
+        self.lost = ""  # the reason, once it is lost
         self._reading = asyncio.create_task(self._read())
 
     async def call(self, action: Action, deadline_seconds: float) -> Reply:
@@ -160,6 +160,6 @@ class _Connection:
 
 
 def _seen(future: asyncio.Future[Reply]) -> None:
-    """Take note of the error: a caller who failed to write never does, and asyncio would report it."""
+    """Retrieve the error: a caller that failed to write does not, and asyncio would report it."""
     if not future.cancelled():
         future.exception()

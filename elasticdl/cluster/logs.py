@@ -1,4 +1,4 @@
-"""The log file of a replica: one per name, appended to by each process that bears the name."""
+"""The log file of a replica: one per name; each process with that name appends to it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _TAIL_LINES = 20
 
 @dataclass(frozen=True)
 class ReplicaLog:
-    """One process's part of a log file: from `start` on."""
+    """One process's part of a log file, which begins at `start`."""
 
     path: Path
     start: int
 
     def last_lines(self) -> tuple[str, ...]:
-        """The end of what this process wrote."""
+        """The last lines that this process wrote."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, 2)
@@ -30,12 +30,12 @@ class ReplicaLog:
             return ()
         lines = text.splitlines()
         if begin > self.start and len(lines) > 1:
-            del lines[0]  # cut in the middle
+            del lines[0]  # incomplete
         return tuple(lines[-_TAIL_LINES:])
 
 
 def open_log(path: Path, name: str, uid: str) -> tuple[BinaryIO, ReplicaLog]:
-    """The file for a process that is about to start, with a header line."""
+    """Open the file for a new process and write a header line."""
     file = path.open("ab", buffering=0)
     now = datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
     file.write(f"==== {name} starts at {now} (uid {uid}) ====\n".encode())

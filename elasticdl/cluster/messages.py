@@ -1,7 +1,7 @@
-"""What a `LocalCluster` and the launcher say to each other: JSON, one message per line.
+"""The messages between a `LocalCluster` and the launcher: JSON, one message per line.
 
-A client sends calls; each is answered by one reply with the call's id. After a `watch` call events follow on that
-connection.
+A client sends calls; the launcher answers each with one reply that has the call's id. After a `watch` call, status
+changes follow on that connection.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from elasticdl.cluster.protocol import ReplicaRequest, ReplicaStatus
 
-MOST_LINE_BYTES = 8 << 20  # a launch carries a whole environment; the kernel allows it about 2 MiB
+MOST_LINE_BYTES = 8 << 20  # a launch contains a whole environment, of up to about 2 MiB
 
 
 class Message(BaseModel):
@@ -53,7 +53,7 @@ class Call(Message):
 
 class Reply(Message):
     kind: Literal["reply"] = "reply"
-    id: int | None  # None: the call was too broken to have one
+    id: int | None  # None: the call had no readable id
     refused: str | None = None
     replicas: list[ReplicaStatus] | None = None
 
@@ -69,7 +69,7 @@ _ANSWER: TypeAdapter[Reply | ReplicaChanged] = TypeAdapter(
 
 
 class Malformed(ValueError):
-    """A line that is no message; `call_id` is the id of the call it was meant to be, when that much can be read."""
+    """A line that is not a message; `call_id` is the id of the call, if it can be read."""
 
     def __init__(self, what: str, call_id: int | None = None) -> None:
         super().__init__(what)

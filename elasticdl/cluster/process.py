@@ -1,4 +1,4 @@
-"""One replica as a process of this machine: how it is started, signalled, and how its end is found out."""
+"""One replica as a process of this machine: starts it, sends signals to it and determines how it ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 _SHIM = Path(__file__).with_name("exec_shim.py")
 _GROUP_END_SECONDS = 5.0  # SIGKILL takes milliseconds, unless a process hangs in the kernel
-_STACK_SECONDS = 0.3  # to say where it hangs
+_STACK_SECONDS = 0.3  # to write its stack traces
 _THREAD_COUNTS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -33,12 +33,12 @@ _THREAD_COUNTS = (
     "VECLIB_MAXIMUM_THREADS",
     "RAYON_NUM_THREADS",
 )
-# A log must not lose its last lines when the process is killed, and should show where one crashed.
+# A killed process must not lose its last log lines, and a crashed one should log where.
 _PYTHON_DEFAULTS = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 
 
 def environment_of(request: ReplicaRequest, base: Mapping[str, str]) -> dict[str, str]:
-    """The replica's whole environment: what it asks for, over its limits, over the base."""
+    """The replica's whole environment: the base, then thread counts from its limits, then its own variables."""
     env = {**_PYTHON_DEFAULTS, **base}
     if request.cpu_limit is not None:
         env.update(dict.fromkeys(_THREAD_COUNTS, str(math.ceil(request.cpu_limit))))
@@ -47,7 +47,7 @@ def environment_of(request: ReplicaRequest, base: Mapping[str, str]) -> dict[str
 
 
 class Process:
-    """Starts in a session and process group of its own, and ends with every member of that group.
+    """Starts in its own session and process group, and ends with every member of that group.
 
     The kernel kills it when the *thread* that made it ends, so it must be made in the launcher's main thread.
     """
@@ -85,8 +85,8 @@ class Process:
         on_exit(self.pid, self._leader_ended)
 
     def stop(self, grace_seconds: float) -> None:
-        """SIGTERM to the process (its children are its own affair), SIGKILL to the group after the grace, and a moment
-        in which it may say where it hangs."""
+        """Send SIGTERM to the process (not to its children), and SIGKILL to the group after the grace period and a
+        moment in which the process may log its stacks."""
         if self._ending is not None:
             return
         if grace_seconds <= 0:
@@ -103,12 +103,12 @@ class Process:
         self._stop_timer = loop.call_later(grace_seconds, self._hangs, because)
 
     def _hangs(self, because: str) -> None:
-        """Have it write its stacks to its log, where it knows how, before it is killed."""
-        if self._ending is not None or not catches(self.pid, signal.SIGUSR1):  # which would end it otherwise
+        """Let it write its stacks to its log, if it can, before it is killed."""
+        if self._ending is not None or not catches(self.pid, signal.SIGUSR1):  # the signal would end it
             self.kill(because)
             return
         os.kill(self.pid, signal.SIGUSR1)
-        os.kill(self.pid, signal.SIGCONT)  # who was stopped does nothing else
+        os.kill(self.pid, signal.SIGCONT)  # a stopped process handles no signal
         self._stop_timer = asyncio.get_running_loop().call_later(_STACK_SECONDS, self.kill, because)
 
     def kill(self, because: str) -> None:
@@ -123,7 +123,7 @@ class Process:
         self._ending = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
-        # The leader is not reaped before its group is dead: until then its pid, the group's name, cannot be reused.
+        # Reap the leader only after its group is dead: until then its pid, which names the group, cannot be reused.
         await self._end_group()
         self._ended(self, self._reap())
 
@@ -131,7 +131,7 @@ class Process:
         try:
             _, wait_status, usage = os.wait4(self.pid, 0)
         except ChildProcessError:
-            self._child.returncode = 0  # so that Popen does not wait for it either
+            self._child.returncode = 0  # Popen must not wait for it either
             return Exit(None, None, oom=False, reason="exit status unknown: other code in the launcher collected it")
         self._child.returncode = os.waitstatus_to_exitcode(wait_status)
         killed_by_others = self._child.returncode == -signal.SIGKILL and not self._killed
@@ -145,7 +145,7 @@ class Process:
         return replace(classify(wait_status, known), at=self._ended_at)
 
     async def _end_group(self) -> None:
-        """Kill what the replica left behind and wait for it: once the replica is gone its ports and files are free."""
+        """Kill what the replica left behind and wait for it, so that its ports and files are free."""
         while True:
             members = group_members(self.pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: no permission on zombies

@@ -1,4 +1,4 @@
-"""The `Cluster` protocol: how replicas are started, stopped and heard of, wherever they run."""
+"""The `Cluster` protocol: starts and stops replicas and reports their status, wherever they run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-# An exit code with which a replica says that it ran out of memory. Not 137: a shell returns that for any
+# The exit code of a replica that ran out of memory. Not 137: a shell returns that for any
 # SIGKILL of its child, and a preempted replica must not look like one that needs more memory.
 EXIT_OUT_OF_MEMORY = 86
 
-# What may befall a replica: told apart and counted.
+# Kinds of loss, which are counted.
 PREEMPTED, EVICTED, DELETED, NODE_LOST, TURNED_AWAY = "preempted", "evicted", "deleted", "node lost", "turned away"
 OUT_OF_MEMORY, KILLED, CRASHED, NOT_STARTED = "out of memory", "killed", "crashed", "not started"
-# What may hold up one that was launched.
+# Kinds of trouble that delay a launched replica.
 UNSCHEDULABLE, IMAGE_TROUBLE, CONTAINER_TROUBLE = "unschedulable", "image trouble", "container trouble"
 
 _OUTSIDE_SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM}
@@ -27,16 +27,16 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 @dataclass(frozen=True)
 class ReplicaRequest:
-    """One replica that should run: its name in the job, its command and what it may use."""
+    """A replica to run: its name in the job, its command and its limits."""
 
     name: str  # unique in the job, and the name of its log file
     role: str
     index: int
     command: tuple[str, ...]
-    env: Mapping[str, str]  # laid over the environment that every replica gets
+    env: Mapping[str, str]  # added to the environment that every replica gets
     cpu_limit: float | None = None
     memory_limit_bytes: int | None = None
-    number: int = 0  # among those of its role that there should be; an index is never used again, this is
+    number: int = 0  # its slot among those of its role; unlike an index, it is used again
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -54,7 +54,7 @@ class ReplicaRequest:
 
 
 class ReplicaPhase(StrEnum):
-    """Where a replica is in its life."""
+    """The stages of a replica's life."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -71,18 +71,18 @@ class Exit:
     reason: str  # in words: "exit code 1", "killed by SIGKILL", "out of memory: …"
     last_lines: tuple[str, ...] = ()  # the end of its log
     at: float = field(default=0.0, compare=False)  # seconds since 1970; 0: not known
-    taken: str = ""  # the cluster says that it took the replica away: preempted, evicted, deleted, node lost …
-    overstepped: bool = False  # the cluster killed it for using more than it may, of the disk for one
+    taken: str = ""  # why the cluster took the replica away: preempted, evicted, deleted, node lost …
+    overstepped: bool = False  # the cluster killed it for exceeding a limit, such as that of its disk
 
     @property
     def from_outside(self) -> bool:
-        """Whether somebody wanted the process gone: a signal it did not cause, or 128 + that signal as exit code."""
+        """Whether the cause lies outside the process: a signal it did not cause, or 128 + that signal as exit code."""
         number = self.signal if self.signal is not None else (self.code or 0) - 128
         return not self.oom and not self.overstepped and (bool(self.taken) or number in _OUTSIDE_SIGNALS)
 
     @property
     def kind(self) -> str:
-        """What befell the replica, in a word or two; empty when it ended well."""
+        """The kind of loss, in a word or two; empty when the replica succeeded."""
         if self.oom:
             return OUT_OF_MEMORY
         if self.overstepped:
@@ -98,7 +98,7 @@ class Exit:
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """What is known of one replica. Each process started under a name has a uid of its own."""
+    """The state of one replica. Each process started under a name has its own uid."""
 
     name: str
     role: str
@@ -107,24 +107,24 @@ class ReplicaStatus:
     phase: ReplicaPhase
     pid: int | None = None
     exit: Exit | None = None
-    note: str = ""  # what holds up a pending one, or is odd about a running one, in words
-    held_up: str = ""  # the kind of what holds up a pending one
+    note: str = ""  # what delays a pending one, or is wrong with a running one, in words
+    held_up: str = ""  # the kind of trouble that delays a pending one
 
 
 class Cluster(Protocol):
-    """Runs the replicas of one job. All commands are idempotent by name, so that they can be repeated after a crash.
+    """Runs the replicas of one job. All commands are idempotent by name, so a caller can repeat them after a crash.
 
     A call that gets no answer raises `Unreachable`; one that the cluster will never carry out raises `Refused`.
     """
 
     async def launch(self, request: ReplicaRequest) -> None:
-        """See that a replica of this name runs: nothing while one is pending or running, a new process otherwise.
+        """Start a replica unless one with this name is pending or running.
 
-        A command that cannot be started is not an error here: the replica is soon gone, with the reason in its exit.
+        A command that cannot be started is not an error here: the replica ends soon, with the reason in its exit.
         """
 
     async def stop(self, name: str, grace_seconds: float) -> None:
-        """Ask the replica to end, and kill it with its process group after the grace; returns at once."""
+        """Send SIGTERM to the replica, and kill its process group after the grace period; returns at once."""
 
     async def kill(self, name: str) -> None:
         """Kill the replica and its process group now."""
@@ -133,10 +133,10 @@ class Cluster(Protocol):
         """Every replica of the job, in the order of their first launch; gone ones too, with their last exit."""
 
     def events(self) -> AsyncGenerator[ReplicaStatus, None]:
-        """The status of every replica as it is now, then each change of phase or note; ends when the cluster is closed.
+        """The current status of every replica, then each change of phase or note, until the cluster is closed.
 
-        Close it (`contextlib.aclosing`) when leaving it early.
+        Close it (`contextlib.aclosing`) if you leave it early.
         """
 
     async def close(self) -> None:
-        """Let go of the cluster. A client's replicas run on."""
+        """Disconnect from the cluster. A client's replicas continue to run."""

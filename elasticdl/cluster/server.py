@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class ClusterServer:
-    """Answers calls on a socket. A client that misbehaves gets an error, and disturbs nobody else."""
+    """Answers calls on a socket. A faulty client gets an error and does not affect other clients."""
 
     def __init__(self, cluster: Cluster, path: Path) -> None:
         self._cluster, self._path = cluster, path
@@ -42,7 +42,7 @@ class ClusterServer:
         self._server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MOST_LINE_BYTES)
 
     async def close(self) -> None:
-        """Take no more calls, hang up on everybody, remove the socket's file."""
+        """Refuse new calls, close all connections, remove the socket's file."""
         if self._server is None:
             return
         self._server.close()
@@ -64,7 +64,7 @@ class ClusterServer:
             else:
                 connection.send(Reply(id=None, refused="this job belongs to another user"))
         except asyncio.CancelledError:
-            pass  # the server closes; asyncio would report a cancelled handler as an error
+            pass  # by `close`; asyncio would report a cancelled handler as an error
         except OSError as error:  # the client is gone
             log.debug("Lost a client: %s", error)
         finally:
@@ -83,7 +83,7 @@ class _Connection:
         while True:
             try:
                 line = await self._reader.readline()
-            except ValueError:  # no end of line within the limit: where the next message starts is unknown
+            except ValueError:  # no end of line within the limit: the start of the next message is unknown
                 self.send(Reply(id=None, refused=f"message longer than {MOST_LINE_BYTES} bytes"))
                 return
             if not line.endswith(b"\n"):

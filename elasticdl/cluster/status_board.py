@@ -1,4 +1,4 @@
-"""The last status of each replica, and those who want to hear of changes."""
+"""The last status of each replica, and its watchers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elasticdl.cluster.protocol import ReplicaPhase, ReplicaStatus
 
 
 class Board:
-    """Statuses by name. A watcher that falls behind loses nothing: changes wait for it."""
+    """Statuses by name. A slow watcher loses nothing: changes are queued for it."""
 
     def __init__(self) -> None:
         self._statuses: dict[str, ReplicaStatus] = {}
@@ -32,7 +32,7 @@ class Board:
             queue.put_nowait(status)
 
     async def watch(self) -> AsyncGenerator[ReplicaStatus, None]:
-        """All statuses as they are now, then every change, until the board is closed."""
+        """All current statuses, then every change, until the board is closed."""
         queue: asyncio.Queue[ReplicaStatus | None] = asyncio.Queue()
         for status in self._statuses.values():
             queue.put_nowait(status)
@@ -46,7 +46,7 @@ class Board:
             self._watchers.discard(queue)
 
     def close(self) -> None:
-        """End every watch, once it has heard all changes so far."""
+        """End every watch, after all changes so far."""
         if not self._closed:
             self._closed = True
             for queue in self._watchers:

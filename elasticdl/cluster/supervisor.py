@@ -1,4 +1,4 @@
-"""`Supervisor`: what the launcher runs; the parent of every process of a local job, and the server of its master."""
+"""`Supervisor`, which the launcher runs: the parent of every process of a local job, and a server for its master."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _END_SECONDS = 10.0  # from SIGKILL to the last process reaped
 
 
 class Supervisor:
-    """Keeps the promises of `Cluster` with processes of this machine, in the event loop of the launcher's main thread.
+    """Implements `Cluster` with processes of this machine, in the event loop of the launcher's main thread.
 
-    None of its processes outlives it: it ends them in `shutdown`, and the kernel and the guard do when it is killed.
+    None of its processes outlives it: `shutdown` ends them; if it is killed, the kernel and the guard do.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Supervisor:
         *,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Log to `log_dir/<name>.log`; serve at `socket_path`; give replicas `environment`, ours by default."""
+        """Log to `log_dir/<name>.log`, serve at `socket_path`, give replicas `environment` (default: our own)."""
         self._log_dir = log_dir
         self._environment = dict(os.environ if environment is None else environment)
         self._board = Board()
-        self._processes: dict[str, Process] = {}  # those that run
-        self._ends: dict[str, asyncio.Future[Exit]] = {}  # the last life of each name
+        self._processes: dict[str, Process] = {}  # running ones
+        self._ends: dict[str, asyncio.Future[Exit]] = {}  # of the last process of each name
         self._guard = Guard()
         self._kills_for_memory = OutOfMemoryKills()
         self._server = ClusterServer(self, socket_path) if socket_path is not None else None
@@ -99,15 +99,15 @@ class Supervisor:
         return self._board.all()
 
     async def wait(self, name: str) -> Exit:
-        """The end of the process that bears this name now, or bore it last."""
+        """The exit of the current or last process with this name."""
         if name not in self._ends:
             raise Refused(f"there is no replica {name}")
         return await asyncio.shield(self._ends[name])
 
     async def shutdown(self, grace_seconds: float) -> None:
-        """End everything: SIGTERM, SIGKILL after the grace. When it returns no process and no socket is left.
+        """End all processes with SIGTERM, and SIGKILL after the grace period; no process and no socket remains.
 
-        A second call while the first one waits may leave less grace.
+        A second call while the first one waits may shorten the grace period.
         """
         self._shutting_down = True
         ends = [self._ends[name] for name in self._processes]

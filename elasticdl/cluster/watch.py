@@ -1,4 +1,4 @@
-"""Hearing of the end of a process from the event loop, without polling."""
+"""Notifies the event loop when a process ends, without polling."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Cancel = Callable[[], None]
 
 
 def on_exit(pid: int, callback: Callable[[], None]) -> Cancel:
-    """Call back in the running loop once this child has ended; who is called reaps it. Returns what takes this back.
+    """Call `callback` in the running loop when this child has ended; the callback reaps it. Returns a cancel function.
 
-    By pidfd where the kernel has it; by a thread that waits elsewhere.
+    Uses a pidfd where the kernel supports it, otherwise a waiting thread.
     """
     try:
         fd = open_pidfd(pid)
@@ -36,7 +36,7 @@ def on_exit(pid: int, callback: Callable[[], None]) -> Cancel:
 
 
 def on_exit_by_thread(pid: int, callback: Callable[[], None]) -> Cancel:
-    """The same for systems without pidfd."""
+    """`on_exit` for systems without pidfd."""
     loop = asyncio.get_running_loop()
     cancelled = threading.Event()
 
@@ -45,9 +45,9 @@ def on_exit_by_thread(pid: int, callback: Callable[[], None]) -> Cancel:
             callback()
 
     def wait() -> None:
-        with contextlib.suppress(ChildProcessError):  # ended, and reaped by someone else
+        with contextlib.suppress(ChildProcessError):  # already reaped by other code
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to hear of it
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(ended)
 
     threading.Thread(target=wait, name=f"wait-{pid}", daemon=True).start()
@@ -55,16 +55,16 @@ def on_exit_by_thread(pid: int, callback: Callable[[], None]) -> Cancel:
 
 
 def open_pidfd(pid: int) -> int:
-    """A file descriptor that becomes readable when the process ends; OSError where there is no such thing."""
+    """A file descriptor that becomes readable when the process ends; OSError where this is not supported."""
     if not hasattr(os, "pidfd_open"):
         raise OSError("this system has no pidfd")
     return os.pidfd_open(pid)
 
 
 async def all_ended(pids: Iterable[int], deadline_seconds: float) -> bool:
-    """Wait until these processes, anybody's children, have ended. False when the deadline came first.
+    """Wait until these processes, not only our children, have ended. False if the deadline passes first.
 
-    Without pidfd there is nothing to wait on but a clock, so the answer is then True at once.
+    Without pidfd it returns True at once: there is nothing to wait on but a clock.
     """
     loop = asyncio.get_running_loop()
     waits: list[asyncio.Future[None]] = []
@@ -95,7 +95,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether a process has a handler for this signal, as far as /proc tells; False where there is no /proc."""
+    """Whether a process handles this signal, according to /proc; False where there is no /proc."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -105,14 +105,14 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def group_members(group: int) -> list[int]:
-    """The processes of a group that still run, as far as /proc tells; empty where there is no /proc."""
+    """The running processes of a group, according to /proc; empty where there is no /proc."""
     members = []
     for entry in _process_folders():
         try:
             stat = (entry / "stat").read_text()
         except OSError:
             continue  # ended while we looked
-        # The command stands in brackets and may itself contain brackets and spaces.
+        # The command is in brackets and may itself contain brackets and spaces.
         state, _parent, its_group = stat[stat.rindex(")") + 2 :].split(" ", 3)[:3]
         if int(its_group) == group and state not in "ZX":
             members.append(int(entry.name))

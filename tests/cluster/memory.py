@@ -1,7 +1,7 @@
 """`MemoryCluster`: a cluster without processes, for tests and simulations.
 
-Replicas are entries that run until the test ends them (`exit`, `preempt`) or the code under test does (`stop`, `kill`).
-With a capacity, replicas beyond it stay pending until there is room.
+Replicas are entries that run until the test (`exit`, `preempt`) or the code under test (`stop`, `kill`) ends them.
+Replicas beyond the capacity stay pending until there is room.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elasticdl.errors import Unreachable
 
 
 class MemoryCluster:
-    """Keeps every promise of `Cluster` in one event loop, with uids that do not depend on chance."""
+    """Implements `Cluster` in one event loop, with deterministic uids."""
 
     def __init__(self, capacity: int | None = None) -> None:
         self.requests: dict[str, ReplicaRequest] = {}  # the last request of each name
@@ -80,7 +80,7 @@ class MemoryCluster:
     # What a test calls.
 
     def exit(self, name: str, exit: Exit) -> None:
-        """The replica ends like this."""
+        """End the replica with this exit."""
         status = self._board.get(name)
         if status is None or status.phase is ReplicaPhase.GONE:
             raise ValueError(f"{name} does not run")
@@ -91,11 +91,11 @@ class MemoryCluster:
         self._start_pending()
 
     def preempt(self, name: str) -> None:
-        """The machine under the replica is taken away."""
+        """End the replica as if its machine were lost."""
         self.exit(name, Exit(None, signal.SIGKILL, oom=False, reason="killed by SIGKILL"))
 
     def set_capacity(self, capacity: int | None) -> None:
-        """There is room for so many replicas from now on; those that run already stay."""
+        """Change the number of replicas that may run; running ones stay."""
         self._capacity = capacity
         self._start_pending()
 
