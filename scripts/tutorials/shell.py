@@ -1,4 +1,4 @@
-"""A user at a terminal: types commands, waits for what they wait for, and keeps a transcript of it all."""
+"""A simulated terminal: runs commands, waits for output and keeps a transcript."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMAND_SECONDS = 600.0
 
 
 class Shell:
-    """Every command runs in bash; what it prints is kept as it was seen, but for names of this machine."""
+    """Runs commands in bash and keeps their output, with names of this machine replaced."""
 
     def __init__(self, folder: Path, env: Mapping[str, str], renamed: Sequence[tuple[str, str]] = ()) -> None:
         self.folder, self.env, self._renamed = folder, {**os.environ, **env}, renamed
@@ -25,7 +25,7 @@ class Shell:
         self._parts.append(text)
 
     def type(self, command: str, *, seconds: float = COMMAND_SECONDS, show: Callable[[str], str] = str) -> str:
-        """Run a command to its end, and show it with its output; raises when it fails."""
+        """Run a command to its end and show it with its output; raises if it fails."""
         done = subprocess.run(
             ["bash", "-c", command], cwd=self.folder, env=self.env, timeout=seconds, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -39,7 +39,7 @@ class Shell:
         return done.stdout
 
     def until(self, command: str, enough: Callable[[str], bool], seconds: float) -> str:
-        """Run a command that follows something, in silence, until what it printed so far is enough."""
+        """Run a following command, without showing it, until its output is enough."""
         process = subprocess.Popen(
             ["bash", "-c", f"exec {command}"], cwd=self.folder, env=self.env, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -60,7 +60,7 @@ class Shell:
         raise TimeoutError(f"not within {seconds:g} s, or ended before:\n{command}\n{seen[-3000:]}")
 
     def begin(self, command: str) -> None:
-        """Start a command in a terminal of its own; `finish` shows what it printed."""
+        """Start a command in another terminal; `finish` shows its output."""
         self._parts.append(f"```text\n$ {self._clean(command)}\n```")
         self._other = subprocess.Popen(
             ["bash", "-c", command], cwd=self.folder, env=self.env, text=True,
@@ -68,7 +68,7 @@ class Shell:
         )  # fmt: skip
 
     def finish(self, seconds: float) -> str:
-        """Wait for the command that was begun, and show what it printed."""
+        """Wait for the command that `begin` started, and show its output."""
         assert self._other is not None
         try:
             text, _ = self._other.communicate(timeout=seconds)
@@ -80,7 +80,7 @@ class Shell:
         return text
 
     def quietly(self, command: str) -> None:
-        """Run a command that belongs to no tutorial; whether it fails does not matter."""
+        """Run a command that is not part of a tutorial; it may fail."""
         words = ["bash", "-c", command]
         subprocess.run(words, cwd=self.folder, env=self.env, timeout=COMMAND_SECONDS, capture_output=True)
 

@@ -1,4 +1,4 @@
-"""The tutorials, step by step, as they are typed."""
+"""The steps of each tutorial."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from shell import Shell
 
 ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS = 300.0  # of a job's pods: images are there, frameworks are imported
+START_SECONDS = 300.0  # for a job's pods, with images on the node
 JOB_SECONDS = 1200.0
 
 
@@ -22,19 +22,19 @@ class Stage:
     shell: Shell
     base_image: str  # of the image with the models
     namespace: str
-    scale: float  # of all CPU and memory that pods ask for
+    scale: float  # factor for the CPU and memory that pods request
     dev_image: str = "elasticdl:dev"
-    mounts: str = ""  # for containers without Kubernetes: where the data comes from, if not from the image
+    mounts: str = ""  # for containers without Kubernetes: where the data is, if not in the image
     stand_in: str = ""  # for nginx, where the cluster has none
 
     @property
     def n(self) -> str:
-        """What kubectl is told besides."""
+        """The namespace option for kubectl."""
         return "" if self.namespace == "default" else f" -n {self.namespace}"
 
     @property
     def flag(self) -> str:
-        """The same for elasticdl, as the last line of a long command."""
+        """The namespace flag for elasticdl, as the last line of a long command."""
         return f" \\\n {self.word}" if self.word else ""
 
     @property
@@ -45,7 +45,7 @@ class Stage:
         return f"cpu={cpu * self.scale:g},memory={memory_mi * self.scale:.0f}Mi"
 
     def with_stand_in(self, manifest: str, indent: int) -> str:
-        """The manifest with what plays nginx's part; it ends when it is told to."""
+        """The manifest with the image that replaces nginx, which ends on SIGTERM."""
         if not self.stand_in:
             return manifest
         image = f"image: {self.stand_in}\n{' ' * indent}command: [sh, -c, \"trap 'exit 0' TERM; sleep 100000 & wait\"]"
@@ -53,7 +53,7 @@ class Stage:
         return manifest.replace("image: nginx:1.7.9", image)
 
     def until_pods(self, enough: Callable[[list[list[str]]], bool], selector: str = "") -> None:
-        """Until the pods of the namespace are so; each is the words of its line."""
+        """Wait until the pods of the namespace are like this; each is the words of its line."""
         pods: dict[str, list[str]] = {}
 
         def changed(seen: str) -> bool:
@@ -67,21 +67,21 @@ class Stage:
         self.shell.until(watch, changed, START_SECONDS)
 
     def running(self, job: str, count: int) -> None:
-        """Until so many pods of a job are ready; its keeper is one."""
+        """Wait until this many pods of a job are ready, including its keeper."""
         self.until_pods(
             lambda pods: sum(pod[1] == "1/1" and pod[2] == "Running" for pod in pods) == count == len(pods),
             f" -l elasticdl-job-name={job}",
         )
 
     def logged(self, pod: str, what: str, seconds: float = JOB_SECONDS) -> None:
-        """Until a pod's log has a line like this."""
+        """Wait until a pod's log has a matching line."""
         self.shell.until(f"kubectl logs{self.n} -f {pod}", lambda seen: re.search(what, seen) is not None, seconds)
 
     def pods(self, job: str) -> str:
         return self.shell.type(f"kubectl get pods{self.n}", show=lambda text: _of(text, job))
 
     def ended(self, job: str) -> None:
-        """Until everything of the job is gone but its master's pod, which tells how it ended."""
+        """Wait until all of the job is gone but its master's pod, which has the result."""
         self.shell.until(
             f"kubectl get configmap{self.n} elasticdl-{job} --no-headers -w --output-watch-events",
             lambda seen: "DELETED" in seen or "not found" in seen,
@@ -90,7 +90,7 @@ class Stage:
         self.shell.quietly(f"kubectl wait{self.n} --for=delete pod/elasticdl-{job}-keeper --timeout=180s")
 
     def clear(self, *jobs: str) -> None:
-        """Remove these jobs, and what a tutorial made besides."""
+        """Remove these jobs and the other objects of a tutorial."""
         for job in jobs:
             self.shell.quietly(f"kubectl delete{self.n} configmap elasticdl-{job} --ignore-not-found")
             self.shell.quietly(f"kubectl delete{self.n} pod -l elasticdl-job-name={job} --wait=true")
@@ -101,13 +101,13 @@ class Stage:
 
 
 def _of(text: str, job: str) -> str:
-    """Of a list of pods, the header, this job's and the Deployment's."""
+    """From a list of pods, the header and the lines of this job and of the Deployment."""
     head, *rest = text.splitlines()
     return "\n".join([head, *(line for line in rest if f"-{job}-" in line or line.startswith("test-nginx"))])
 
 
 def _rights(stage: Stage) -> None:
-    stage.shell.say("Rights for the masters of jobs, once per namespace:")
+    stage.shell.say("Grant the masters of jobs their rights, once per namespace:")
     file = f"{ROOT}/manifests/elasticdl-rbac.yaml"
     if stage.namespace == "default":
         stage.shell.type(f"kubectl apply -f {file}")
@@ -120,10 +120,10 @@ def one_node(stage: Stage) -> None:
     """000: both strategies on a small cluster."""
     shell = stage.shell
     _rights(stage)
-    shell.say("An image with the models. The engine is the cluster's own, so nothing has to be pushed:")
+    shell.say("Build an image with the models. The engine is the cluster's own, so there is no push:")
     shell.type(f"elasticdl zoo init --base_image={stage.base_image} --model_zoo=model_zoo")
     shell.type("elasticdl zoo build --image=elasticdl:mnist_ps .", show=_ends)
-    shell.say("The old tutorial builds another one for all-reduce; here one does for both.")
+    shell.say("The old tutorial builds another image for all-reduce; here one image is enough.")
     shell.type("docker tag elasticdl:mnist_ps elasticdl:mnist_allreduce")
     shell.say("## With a parameter server")
     sizes = "\n".join(
@@ -153,7 +153,7 @@ def one_node(stage: Stage) -> None:
     stage.logged("elasticdl-test-mnist-master", r"Evaluation metrics\[v=50\]")
     shell.type(f"elasticdl status test-mnist{stage.word}")
     stage.ended("test-mnist")
-    shell.say("When it is over, its master's pod is left, with its log:")
+    shell.say("After the job has ended, its master's pod remains, with the log:")
     stage.pods("test-mnist")
     shell.type(f'kubectl logs{stage.n} elasticdl-test-mnist-master | grep "Evaluation"')
     shell.say("## With all-reduce")
@@ -186,9 +186,7 @@ def by_hand(stage: Stage) -> None:
     """002: master and worker in two containers, without Kubernetes."""
     shell = stage.shell
     data = "and a few digits, mounted where the image has all of MNIST" if stage.mounts else "and the data"
-    shell.say(
-        f"In a terminal (of which `-it` is left out here), the master, in the development image with the tree {data}:"
-    )
+    shell.say(f"Start the master in a terminal (without `-it` here), in the development image with the tree {data}:")
     run = f"docker run --net=host --rm {stage.mounts}{stage.dev_image}"
     shell.begin(f"""{run} \\
     bash -c "python -m elasticdl.python.elasticdl.master.main \\
@@ -202,7 +200,7 @@ def by_hand(stage: Stage) -> None:
           --grads_to_wait=2 \\
           --minibatch_size=10 \\
           --log_level=INFO\"""")
-    shell.say("In another terminal, a worker:")
+    shell.say("Start a worker in another terminal:")
     shell.type(
         f"""{run} \\
     bash -c "python -m elasticdl.python.elasticdl.worker.main \\
@@ -222,12 +220,12 @@ def coming_and_going(stage: Stage) -> None:
     """001: a worker is deleted; a Deployment of high priority takes the room of workers, and gives it back."""
     shell, job = stage.shell, "test-mnist"
     _rights(stage)
-    shell.say("Two priorities:")
+    shell.say("Create two priorities:")
     shell.type(f"kubectl apply -f {ROOT}/manifests/high.yaml -f {ROOT}/manifests/low.yaml")
     _file_server(stage)
     shell.say(
-        "The job: master and servers are important, workers may be taken away. Its image is on the node already, which "
-        "the pull policy says."
+        "Submit the job: master and servers have a high priority, workers a low one. Its image is already on the "
+        "node, so the pull policy is Never."
     )
     sizes = "\n".join(
         f'  --{role}_resource_request="{stage.request(2, 2048)}" \\\n'
@@ -258,11 +256,11 @@ def coming_and_going(stage: Stage) -> None:
     stage.pods(job)
     stage.logged("elasticdl-test-mnist-worker-0", "Loss = ")
     shell.type(f'kubectl logs{stage.n} elasticdl-test-mnist-worker-0 | grep "Loss"')
-    shell.say("## A worker is deleted\n\nThe next one is there at once, under the next number; the job never stops.")
+    shell.say("## A worker is deleted\n\nIts replacement starts at once, with the next number; the job does not stop.")
     shell.type(f"kubectl delete pod{stage.n} elasticdl-test-mnist-worker-0")
     stage.running(job, 8)
     stage.pods(job)
-    shell.say("## Something more important needs the room")
+    shell.say("## Pods of higher priority need the room")
     _nginx(stage)
     stage.until_pods(lambda pods: any(_is(pod, f"elasticdl-{job}-worker", "Terminating") for pod in pods))
     stage.pods(job)
@@ -273,7 +271,7 @@ def coming_and_going(stage: Stage) -> None:
         )
     )
     stage.pods(job)
-    shell.say("The job goes on with the workers that are left; those that came in the others' place wait for room.")
+    shell.say("The job continues with the remaining workers; the replacements wait for room.")
     shell.type(f"kubectl scale{stage.n} deployment.v1.apps/test-nginx --replicas=1")
     stage.until_pods(
         lambda pods: (
@@ -281,10 +279,10 @@ def coming_and_going(stage: Stage) -> None:
             and not any(_is(p, "", "Terminating") for p in pods)
         )
     )
-    shell.say("The room is free again, and the job takes it back.")
+    shell.say("The room is free again, and the waiting workers start.")
     stage.pods(job)
     shell.type(f"elasticdl status {job}{stage.word}")
-    shell.say("Enough of it: a stop, with a checkpoint.")
+    shell.say("Stop the job, with a checkpoint.")
     shell.type(f"elasticdl stop {job}{stage.word}")
 
 
@@ -326,7 +324,7 @@ def _file_server(stage: Stage) -> None:
     text = FILE_SERVER.format(namespace=stage.namespace, folder=shell.folder.parent / "fileserver")
     (shell.folder / "fileserver-claim.yaml").write_text(text)
     shutil.copytree("/data/mnist", shell.folder / "data" / "mnist")
-    shell.say("A claim with the data. A directory of the node is the file server here.")
+    shell.say("Create a claim with the data. Here the file server is a directory of the node.")
     shell.type(f"kubectl create{stage.n} -f fileserver-claim.yaml")
     pod = (ROOT / "manifests" / "examples" / "my-pod.yaml").read_text()
     (shell.folder / "my-pod.yaml").write_text(stage.with_stand_in(pod, indent=6))
@@ -336,7 +334,7 @@ def _file_server(stage: Stage) -> None:
 
 
 def _nginx(stage: Stage) -> None:
-    """The Deployment of the tutorial, scaled as the job is, and with an image that the cluster has."""
+    """The tutorial's Deployment, scaled like the job, with an image that the cluster has."""
     text = (ROOT / "manifests" / "examples" / "nginx.yaml").read_text()
     text = re.sub(r"cpu: 2\b", f"cpu: {2 * stage.scale:g}", text)
     text = re.sub(r"memory: 2048Mi", f"memory: {2048 * stage.scale:.0f}Mi", text)
@@ -345,12 +343,12 @@ def _nginx(stage: Stage) -> None:
 
 
 def _ends(text: str) -> str:
-    """The beginning and the end of something long."""
+    """The beginning and the end of a long text."""
     lines = text.splitlines()
     return "\n".join([*lines[:3], "…", *lines[-3:]]) if len(lines) > 8 else text
 
 
-# Title, what pods ask for in times of what the old tutorial has them ask for, and the story.
+# Title, factor for the resources that the old tutorial requests, and the story.
 STORIES: dict[str, tuple[str, float, Callable[[Stage], None]]] = {
     "one-node": ("MNIST on a small cluster: a parameter server, and all-reduce", 1.0, one_node),
     "coming-and-going": ("Workers that are deleted, and room that is taken and given back", 0.1, coming_and_going),

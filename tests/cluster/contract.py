@@ -217,7 +217,7 @@ class ClusterContract:
 
         play(story)
 
-    def test_a_new_client_finds_the_exits_that_nobody_heard(self, play: Play) -> None:
+    def test_a_new_client_finds_the_exits_that_were_missed(self, play: Play) -> None:
         async def story(stage: Stage) -> None:
             await stage.cluster.launch(stage.request("w-0"))
             await stage.end("w-0", 4)
@@ -229,7 +229,7 @@ class ClusterContract:
 
         play(story)
 
-    def test_what_one_client_does_every_client_hears(self, play: Play) -> None:
+    def test_every_client_sees_what_one_client_does(self, play: Play) -> None:
         async def story(stage: Stage) -> None:
             other = stage.another_client()
             hearing = [asyncio.create_task(hear_end(client, "w-0")) for client in (stage.cluster, other)]

@@ -76,7 +76,7 @@ def own_namespace() -> Iterator[str]:
     try:
         yield name
     finally:
-        # A forced end: nobody waits for the graces of what a failed test left behind.
+        # By force: the pods of a failed test may have long grace periods.
         kubectl("delete", "pods", "--all", "--force", "--grace-period=0", "--wait=false", namespace=name)
         kubectl("delete", "namespace", name, "--wait=false")
 
@@ -134,7 +134,7 @@ class KubernetesStage:
     least_grace_seconds = float(LEAST_GRACE_SECONDS)
 
     def __init__(self, namespace: str, account: str | None = None) -> None:
-        """With an account, the clients are that service account; else whoever the kubeconfig says."""
+        """With an account, the clients are that service account; otherwise the kubeconfig's user."""
         self.namespace, self._account = namespace, account
         self.clients: list[KubernetesCluster] = []
         self.cluster: Cluster = self.another_client()

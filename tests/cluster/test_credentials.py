@@ -106,10 +106,10 @@ def test_a_plugin_is_asked_once_and_again_when_its_token_is_no_longer_taken(
         ("echo sorry >&2; exit 3", "v1", "ended with exit code 3: sorry"),
         ("echo hello", "v1", "answered with no ExecCredential"),
         (None, "v1", "cannot run .*: No such file or directory. Get it from the shop."),
-        ("true", "v1alpha1", "speaks client.authentication.k8s.io/v1alpha1"),
+        ("true", "v1alpha1", "supports client.authentication.k8s.io/v1alpha1"),
     ],
 )
-def test_what_is_wrong_with_a_plugin_is_said(
+def test_what_is_wrong_with_a_plugin_is_reported(
     run: Run, tmp_path: Path, script: str | None, version: str, message: str
 ) -> None:
     if script is not None:

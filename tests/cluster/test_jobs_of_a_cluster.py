@@ -92,7 +92,7 @@ def test_a_job_that_is_just_being_submitted_has_not_died() -> None:
     assert (job.state, job.note, job.never_ran) == ("pending", "it is being submitted", True)
 
 
-def test_a_pending_master_says_why_and_what_to_do() -> None:
+def test_a_pending_master_has_a_reason_and_a_remedy() -> None:
     message = 'Back-off pulling image "zoo:1"'
     job = one(config(), pod(names.MASTER, "Pending", waiting("ImagePullBackOff", message)), KEEPER)
     assert job.state == "pending" and job.never_ran
@@ -154,7 +154,7 @@ def test_a_job_that_failed_of_a_replicas_memory_names_the_flag(role: str) -> Non
     assert f'--{role}_resource_request="memory=…"' in trouble.remedy
 
 
-def test_a_replica_that_ran_out_of_memory_or_never_ran_is_told_while_the_job_goes_on() -> None:
+def test_a_replica_that_ran_out_of_memory_or_never_ran_is_reported_while_the_job_runs() -> None:
     tight = pod(names.WORKER, "Failed", ended(137, "OOMKilled"))
     empty = pod(names.PS, "Failed", ended(127, "ContainerCannotRun", message="python: not found"))
     tight_again = copy.deepcopy(tight)
@@ -264,14 +264,14 @@ def test_what_only_events_tell_is_read_from_them() -> None:
     assert "what --volume names exists on the node" in job.troubles[0].remedy
 
 
-def test_a_pod_that_somebody_deleted_or_that_ended_well_is_no_trouble() -> None:
+def test_a_deleted_or_successful_pod_is_no_trouble() -> None:
     assert trouble_of(pod(names.WORKER, "Succeeded", ended(0)), "mnist") is None
     assert trouble_of(pod(names.WORKER, "Failed", ended(143)), "mnist") is None
     leaving = {"deletionTimestamp": LONG_AGO}
     assert trouble_of(pod(names.WORKER, "Pending", meta=leaving), "mnist") is None
 
 
-def test_the_same_trouble_of_several_replicas_is_told_once() -> None:
+def test_the_same_trouble_of_several_replicas_is_reported_once() -> None:
     same = [Trouble((f"worker-{i}",), "unschedulable", "wait") for i in range(3)]
     assert [str(t) for t in grouped([*same, Trouble(("ps-0",), "x", "")])] == [
         "worker-0, worker-1, worker-2: unschedulable",

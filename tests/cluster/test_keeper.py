@@ -42,7 +42,7 @@ def test_a_master_counts_as_having_run_since_its_container_started() -> None:
     assert keeper._ran_seconds(master(None)) == 0.0
 
 
-def test_a_master_of_which_no_container_is_told_ran_since_it_came_to_its_node() -> None:
+def test_a_master_without_a_container_status_ran_since_it_came_to_its_node() -> None:
     lost, waiting = master(None), master(None)
     came = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=2)
     lost["status"]["startTime"] = waiting["status"]["startTime"] = came.isoformat(timespec="seconds")

@@ -93,7 +93,7 @@ async def noted(cluster: KubernetesCluster, name: str) -> ReplicaStatus:
     raise AssertionError("the events ended")
 
 
-def test_a_pod_deleted_by_somebody_was_taken_away(run: Run, namespace: str) -> None:
+def test_a_pod_deleted_by_others_was_taken_away(run: Run, namespace: str) -> None:
     async def story() -> None:
         async with playing(namespace) as stage:
             await stage.cluster.launch(stage.request("w-0"))
@@ -106,11 +106,11 @@ def test_a_pod_deleted_by_somebody_was_taken_away(run: Run, namespace: str) -> N
     run(story(), 90)
 
 
-def test_a_pod_removed_by_force_while_nobody_looked_is_missed_at_the_next_look(run: Run, namespace: str) -> None:
+def test_a_pod_removed_by_force_without_a_watch_is_missed_at_the_next_list(run: Run, namespace: str) -> None:
     async def story() -> None:
         async with playing(namespace) as stage:
             await stage.cluster.launch(stage.request("w-0"))
-            await stage.cluster.list()  # nobody watches
+            await stage.cluster.list()  # without a watch
             kubectl("delete", "pod", "w-0", "--force", "--grace-period=0", namespace=namespace)
             (gone,) = await stage.cluster.list()
             assert gone.phase is ReplicaPhase.GONE
@@ -134,7 +134,7 @@ def test_a_pod_that_uses_more_memory_than_its_limit_is_told_apart(run: Run, name
     run(story(), 60)
 
 
-def test_an_image_that_is_not_there_is_said_while_the_pod_waits(run: Run, namespace: str) -> None:
+def test_a_missing_image_is_reported_while_the_pod_waits(run: Run, namespace: str) -> None:
     def make(request: ReplicaRequest) -> Pod:
         pod = pod_of(request)
         pod["spec"]["containers"][0] |= {"image": "no-such-image:1", "imagePullPolicy": "Never"}
@@ -156,7 +156,7 @@ def test_an_image_that_is_not_there_is_said_while_the_pod_waits(run: Run, namesp
     run(story(), 90)
 
 
-def test_a_secret_that_is_not_there_is_said_while_the_pod_waits(run: Run, namespace: str) -> None:
+def test_a_missing_secret_is_reported_while_the_pod_waits(run: Run, namespace: str) -> None:
     def make(request: ReplicaRequest) -> Pod:
         pod = pod_of(request)
         source = {"secretKeyRef": {"name": "nothing", "key": "x"}}
@@ -173,7 +173,7 @@ def test_a_secret_that_is_not_there_is_said_while_the_pod_waits(run: Run, namesp
     run(story(), 60)
 
 
-def test_a_pod_for_which_there_is_no_room_says_what_the_scheduler_says(run: Run, namespace: str) -> None:
+def test_a_pod_without_room_reports_the_schedulers_message(run: Run, namespace: str) -> None:
     async def story() -> None:
         async with playing(namespace, with_resources(cpu="1000")) as stage:
             await stage.cluster.launch(shell("w-0", "true"))

@@ -83,7 +83,7 @@ def test_events_of_a_closed_cluster_end(run: Run) -> None:
             await cluster.close()
             before = asyncio.all_tasks()
             assert [status async for status in cluster.events()] == []
-            assert asyncio.all_tasks() == before  # nobody follows
+            assert asyncio.all_tasks() == before  # no watch runs
 
     run(story(), 5)
 
@@ -177,7 +177,7 @@ def test_a_lease_is_kept_through_refused_tokens_and_rights_and_given_up_when_the
     assert written[:6] == [401, 401, 403, 0, 403, 0] and len(written) > 10
 
 
-def test_nobody_watches_a_masters_pod_without_a_pause_when_each_watch_ends_at_once(run: Run) -> None:
+def test_a_masters_pod_is_watched_with_pauses_when_each_watch_ends_at_once(run: Run) -> None:
     watches = 0
     meta = {"name": "elasticdl-j-master", "namespace": "n", "uid": "1", "resourceVersion": "1"}
     labels = {"elasticdl-job-name": "j", "elasticdl-replica-type": "master"}
@@ -250,7 +250,7 @@ def test_a_launch_waits_for_its_name_through_passing_troubles(run: Run) -> None:
     run(story(), 10)
 
 
-def test_a_launch_whose_name_stays_taken_says_what_was_in_the_way(run: Run) -> None:
+def test_a_launch_whose_name_stays_taken_reports_why(run: Run) -> None:
     async def story() -> None:
         async with serving(with_an_old_pod(refusal(503) for _ in range(1000))) as url:
             cluster = cluster_at(url, overdue_seconds=0.5)

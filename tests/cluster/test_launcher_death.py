@@ -57,7 +57,7 @@ def _wait_readable(path: Path, deadline_seconds: float = 20) -> None:
 
 
 def still_alive(processes: list[psutil.Process], deadline_seconds: float = 10) -> list[psutil.Process]:
-    """Those that have not ended by the deadline; a zombie that nobody has reaped yet has ended."""
+    """The processes that have not ended by the deadline; a zombie has ended."""
     return [process for process in processes if not _ended(process, deadline_seconds)]
 
 

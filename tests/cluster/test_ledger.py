@@ -76,7 +76,7 @@ def test_a_pod_that_was_replaced_is_not_believed_again(run: Run) -> None:
     run(story())
 
 
-def test_the_end_of_a_pod_is_told_before_another_takes_its_name(run: Run) -> None:
+def test_the_end_of_a_pod_is_posted_before_another_takes_its_name(run: Run) -> None:
     async def story() -> None:
         scene = Scene()
         heard = []
@@ -145,7 +145,7 @@ def test_a_pod_whose_deletion_was_missed_was_deleted(run: Run) -> None:
     run(story())
 
 
-def test_the_order_is_that_of_first_launch_whoever_was_heard_of_first(run: Run) -> None:
+def test_the_order_is_that_of_first_launch_not_of_first_report(run: Run) -> None:
     async def story() -> None:
         scene = Scene()
         for name, first in (("b", 3), ("c", 1), ("a", 2)):

@@ -129,9 +129,7 @@ def test_a_launcher_that_does_not_answer_is_unreachable_at_the_deadline(run: Run
     run(story())
 
 
-def test_a_connection_that_breaks_in_the_middle_of_a_call_leaves_no_error_that_nobody_saw(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_connection_that_breaks_in_the_middle_of_a_call_leaves_no_unretrieved_error(run: Run, tmp_path: Path) -> None:
     async def story() -> None:
         reported: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
@@ -295,7 +293,7 @@ def test_only_this_user_can_reach_the_socket(run: Run, tmp_path: Path) -> None:
 
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
-    """A private directory whose way is open to everybody, as a test's own directories are not."""
+    """A private directory in one that all users can enter, unlike a test's own directories."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o755)
         (Path(directory) / "run").mkdir(mode=0o700)

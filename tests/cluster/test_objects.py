@@ -140,7 +140,7 @@ def test_pods_are_not_root_and_the_volume_is_theirs_to_write() -> None:
         assert "initContainers" not in pod["spec"]
 
 
-def test_on_a_directory_of_the_node_the_image_says_who_it_is_and_the_jobs_folder_is_made_for_it() -> None:
+def test_with_a_directory_of_the_node_the_image_chooses_the_user_and_the_jobs_folder_is_made_for_it() -> None:
     objects = objects_of(volume="host_path=/data,mount_path=/data")
     assert "runAsUser" not in objects.master["spec"]["securityContext"]
     (maker,) = objects.master["spec"]["initContainers"]
@@ -187,7 +187,7 @@ def test_a_file_of_the_users_changes_every_pod_and_travels_with_the_job(tmp_path
     inside = JobSpec.from_json(objects.config_map["data"]["job.json"])
     assert inside.cluster_spec == "/etc/elasticdl/cluster_spec.py"
     noted = {"elasticdl-cluster-spec": str(tmp_path / "overlay.py")}
-    assert objects.config_map["metadata"]["annotations"] == noted, "where whoever submits it again finds it"
+    assert objects.config_map["metadata"]["annotations"] == noted, "for submitting it again"
     with pytest.raises(UsageError, match=r"--cluster_spec=.*is not a Python file"):
         objects_of(cluster_spec=str(tmp_path / "nothing.py"))
 
@@ -243,7 +243,7 @@ def test_yaml_writes_all_objects_for_the_users_eyes_only_and_submits_nothing(
     assert "cannot be written: No such file or directory. Name another file." in capsys.readouterr().err
 
 
-def test_without_a_cluster_the_user_is_told_what_is_missing(
+def test_without_a_cluster_the_error_names_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))

@@ -108,7 +108,7 @@ def test_a_log_that_falls_silent_is_not_waited_for_without_end() -> None:
     asyncio.run(story())
 
 
-def test_a_pod_that_has_not_started_has_said_nothing() -> None:
+def test_a_pod_that_has_not_started_has_no_log() -> None:
     async def answer(_: web.Request) -> web.StreamResponse:
         return web.json_response({"message": "container main is waiting to start"}, status=400)
 

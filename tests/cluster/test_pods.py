@@ -131,7 +131,7 @@ def test_a_tenth_of_the_workers_stays_a_tenth_however_many_come() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=20))
-def test_the_workers_that_live_have_the_share_asked_for_whoever_was_lost_before(lost: list[int]) -> None:
+def test_the_running_workers_have_the_requested_share_after_any_losses(lost: list[int]) -> None:
     maker, replicas = PodMaker(job(worker_pod_priority="high=0.5")), Replicas.wanting("j", {"worker": 4}, Budget())
     living: dict[str, str] = {}  # the class of each
 
@@ -280,12 +280,12 @@ def test_a_python_file_has_the_last_word_on_a_pod(tmp_path: Path, code: str) -> 
         ("def with_pod(pod):\n    return 'pod'", "with_pod returned str. Return the pod"),
     ],
 )
-def test_what_is_wrong_with_the_file_is_said_with_the_remedy(tmp_path: Path, code: str, message: str) -> None:
+def test_what_is_wrong_with_the_file_is_reported_with_the_remedy(tmp_path: Path, code: str, message: str) -> None:
     (tmp_path / "spec.py").write_text(code)
     with pytest.raises(UsageError, match=f"--cluster_spec=.*{message}"):
         PodMaker(job(), overlay=overlay.load(tmp_path / "spec.py"))(request())
 
 
-def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a Python file"):
         overlay.load(tmp_path / "nothing.py")

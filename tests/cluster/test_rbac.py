@@ -1,5 +1,5 @@
-"""The master's service account: what manifests/elasticdl-rbac.yaml grants is enough, and all of it is needed. And what
-manifests/examples/elasticdl-rbac.yaml adds for those who submit from inside the cluster.
+"""The master's service account: manifests/elasticdl-rbac.yaml grants enough, and nothing that is not needed. And what
+manifests/examples/elasticdl-rbac.yaml adds for submissions from inside the cluster.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def say_preempted(pod: str, namespace: str) -> None:
         "metadata": {"name": f"{pod}.preempted"},
         "involvedObject": {"apiVersion": "v1", "kind": "Pod", "name": pod, "namespace": namespace, "uid": uid},
         "reason": "Preempted",
-        "message": "by somebody",
+        "message": "by others",
         "type": "Normal",
     }
     kubectl("apply", "-f", "-", namespace=namespace, stdin=yaml.safe_dump(event))
@@ -148,7 +148,7 @@ def test_the_manifest_grants_all_that_a_master_does_with_pods(run: Run, namespac
             kubectl("delete", "pod", "w-0", "--wait=false", "--grace-period=1", namespace=namespace)
             taken = (await hear_end(cluster, "w-0", other_than_uid=first.uid)).exit
             assert taken is not None
-            assert taken.reason.startswith("preempted by the scheduler: by somebody")
+            assert taken.reason.startswith("preempted by the scheduler: by others")
             await cluster.launch(stage.request("w-1"))
             await hear(cluster, "w-1", ReplicaPhase.RUNNING)
             await cluster.kill("w-1")
@@ -247,7 +247,7 @@ async def attempt_besides(name: str, namespace: str, resource: str, verb: str) -
 
 
 @pytest.mark.parametrize("account", ["elasticdl-master", "default"])
-def test_nobody_reads_secrets_but_who_submits_from_inside(namespace: str, account: str) -> None:
+def test_only_the_account_that_submits_from_inside_reads_secrets(namespace: str, account: str) -> None:
     asked = ("auth", "can-i", "get", "secrets", f"--as=system:serviceaccount:{namespace}:{account}")
     assert kubectl(*asked, namespace=namespace, fails=True).strip() == ("yes" if account == "default" else "no")
 

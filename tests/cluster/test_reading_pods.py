@@ -121,7 +121,7 @@ def test_a_container_that_ended_for_good_is_gone_before_its_pod_says_so() -> Non
         ),
     ],
 )  # fmt: skip
-def test_each_end_is_told_apart_in_words(
+def test_each_end_has_its_reason(
     account: dict[str, Any], code: int | None, number: int | None, oom: bool, outside: bool, reason: str
 ) -> None:
     exit = exit_of(account, ran=has_run(account))
@@ -132,14 +132,14 @@ def test_the_kubelets_message_about_a_container_it_never_saw_is_not_its_log() ->
     assert last_words(never_started(meta=DELETED)) == []
 
 
-def test_before_conditions_told_it_the_scheduler_left_an_event() -> None:
+def test_before_there_were_conditions_the_scheduler_left_an_event() -> None:
     event = {"reason": "Preempted", "message": "Preempted by default/high-0 on node node-1"}
     exit = exit_of(pod("Running", {"running": {}}, meta=DELETED), events=[event], ran=True)
     assert exit.reason == "preempted by the scheduler: Preempted by default/high-0 on node node-1"
     assert exit.from_outside
 
 
-def test_a_pod_forgotten_by_its_kubelet_says_that_nothing_is_known() -> None:
+def test_the_exit_status_of_a_pod_that_its_kubelet_forgot_is_unknown() -> None:
     exit = exit_of(pod("Failed", {"waiting": {"reason": "ContainerCreating"}}, meta=STOPPED), ran=True)
     assert (exit.code, exit.signal, exit.reason) == (None, None, "stopped: Kubernetes did not keep its exit status")
     assert exit.from_outside
@@ -179,7 +179,7 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
         (ended(1), ""),
     ],
 )  # fmt: skip
-def test_what_holds_a_pod_up_is_told_in_words(account: dict[str, Any], note: str) -> None:
+def test_what_delays_a_pod_is_in_its_note(account: dict[str, Any], note: str) -> None:
     assert note_of(account) == note
 
 
@@ -210,7 +210,7 @@ def disrupted(reason: str) -> dict[str, Any]:
         (pod("Failed", {"terminated": {"exitCode": 128, "reason": "ContainerCannotRun"}}), "not started"),
     ],
 )
-def test_what_befell_a_pod_has_one_kind(account: dict[str, Any], kind: str) -> None:
+def test_each_loss_of_a_pod_has_one_kind(account: dict[str, Any], kind: str) -> None:
     assert exit_of(account).kind == kind
 
 

@@ -110,7 +110,7 @@ def test_what_goes_in_at_one_end_comes_out_at_the_other_and_nothing_stays_behind
     run(story())
 
 
-def test_a_port_where_nobody_listens_is_told_in_words(run: Run) -> None:
+def test_a_port_without_a_listener_is_reported(run: Run) -> None:
     async def story() -> None:
         async with echo() as port:
             pass
@@ -124,7 +124,7 @@ def test_a_port_where_nobody_listens_is_told_in_words(run: Run) -> None:
     run(story())
 
 
-def test_what_a_containers_runtime_says_is_not_taken_for_the_masters_answer(run: Run) -> None:
+def test_output_of_a_containers_runtime_is_not_taken_for_the_masters_answer(run: Run) -> None:
     async def story() -> None:
         complaint = "OCI runtime exec failed: container not running"
         async with api_server() as (api, _):
@@ -137,7 +137,7 @@ def test_what_a_containers_runtime_says_is_not_taken_for_the_masters_answer(run:
     run(story())
 
 
-def test_a_pod_that_is_not_there_is_told_in_the_words_of_the_api_server(run: Run) -> None:
+def test_a_missing_pod_is_reported_with_the_api_servers_message(run: Run) -> None:
     async def story() -> None:
         async with api_server() as (api, _):
             tunnel = Tunnel(api, "team", "gone")

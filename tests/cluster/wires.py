@@ -26,7 +26,7 @@ class Wire:
         await self.cut()
 
     async def cut(self) -> None:
-        """Nobody gets through, and those who had lose their connection."""
+        """Refuse new connections, and close the existing ones."""
         if self._server is not None:
             self._server.close()
             self._server = None

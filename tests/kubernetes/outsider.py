@@ -1,4 +1,4 @@
-"""A program that knows where a job's master and server are, and none of its secrets: what it is told, as JSON.
+"""A program that knows the addresses of a job's master and server, but no secrets; prints their answers as JSON.
 
 outsider.py MASTER_HOST:PORT SERVER_ADDRESS
 """
@@ -22,10 +22,10 @@ SECONDS = 3.0
 
 
 def asked(channel: grpc.Channel, token: str) -> str:
-    """What the master says to somebody with this token."""
-    stub, who = ControlStub(channel), auth.metadata(token)
+    """The master's answer to a client with this token."""
+    stub, metadata = ControlStub(channel), auth.metadata(token)
     try:
-        stub.Stop(pb.StopRequest(reason="an outsider"), metadata=who, timeout=SECONDS)
+        stub.Stop(pb.StopRequest(reason="an outsider"), metadata=metadata, timeout=SECONDS)
         return "did it"
     except grpc.RpcError as error:
         return str(error.code().name)
@@ -33,7 +33,7 @@ def asked(channel: grpc.Channel, token: str) -> str:
 
 def control(address: str) -> dict[str, str]:
     host, port = address.rsplit(":", 1)
-    shown = ssl.get_server_certificate((host, int(port)), timeout=SECONDS)  # whoever asks is shown it
+    shown = ssl.get_server_certificate((host, int(port)), timeout=SECONDS)  # every client gets it
     other, _ = tls.make("elasticdl-another-master")
     found = {}
     with tls.blocking_channel(address, (), None) as channel:
@@ -47,7 +47,7 @@ def control(address: str) -> dict[str, str]:
 
 
 def greeted(address: str, keys: Keys | None) -> str:
-    """What a server says to somebody with these keys."""
+    """A server's answer to a client with these keys."""
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)

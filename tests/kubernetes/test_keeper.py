@@ -93,9 +93,7 @@ def test_a_master_that_fails_again_and_again_fails_the_job_and_only_its_pod_is_l
     run(story(), 280)
 
 
-def test_a_master_that_was_killed_costs_no_attempt_and_its_lease_is_given_back_at_once(
-    namespace: str, make: Make
-) -> None:
+def test_a_killed_master_costs_no_attempt_and_its_lease_is_released_at_once(namespace: str, make: Make) -> None:
     async def story() -> None:
         spec = make()
         async with kept(namespace, spec):
@@ -110,7 +108,7 @@ def test_a_master_that_was_killed_costs_no_attempt_and_its_lease_is_given_back_a
                 await until(lambda: phase(namespace) == "Running" and master(namespace)["metadata"]["uid"] != uid)
                 after = await asyncio.to_thread(master, namespace)
                 assert after["metadata"]["annotations"][names.ANNOTATION_CRASHES] == "0"
-                async with asyncio.timeout(5):  # it lasts 40 s: nobody has to wait for that
+                async with asyncio.timeout(5):  # without waiting for its 40 s
                     await Lease(api, namespace, "j", after["metadata"]["uid"], owner).acquire()
 
     run(story(), 280)
@@ -131,7 +129,7 @@ def test_a_job_with_a_result_leaves_its_masters_pod_with_exit_status_and_log(nam
     run(story(), 280)
 
 
-def test_a_keeper_that_is_sent_away_together_with_its_master_brings_that_back_first(
+def test_a_keeper_that_is_terminated_together_with_its_master_restarts_it_first(
     namespace: str, make: Make, tmp_path: Path
 ) -> None:
     env = dict(os.environ)

@@ -45,7 +45,7 @@ async def job(namespace: str, api: KubernetesApi | None = None) -> AsyncIterator
         await api.close()
 
 
-def test_who_gives_it_back_is_followed_at_once_and_who_is_lost_when_it_ran_out(run: Run, namespace: str) -> None:
+def test_a_released_lease_is_acquired_at_once_and_a_lost_holders_when_it_expires(run: Run, namespace: str) -> None:
     async def story() -> None:
         async with job(namespace) as lease:
             first, second, third = lease("first"), lease("second"), lease("third")
@@ -56,13 +56,13 @@ def test_who_gives_it_back_is_followed_at_once_and_who_is_lost_when_it_ran_out(r
             await first.release()
             await asyncio.wait_for(waiting, 2.0)
             began = time.monotonic()
-            await third.acquire()  # the second is lost without a word
+            await third.acquire()  # the second is lost and does not release it
             assert LEASE_SECONDS <= time.monotonic() - began < LEASE_SECONDS + 3
 
     run(story(), 30)
 
 
-def test_who_renews_it_keeps_it_and_who_lost_it_hears_so(run: Run, namespace: str) -> None:
+def test_a_holder_that_renews_keeps_it_and_one_that_lost_it_is_refused(run: Run, namespace: str) -> None:
     async def story() -> None:
         async with job(namespace) as lease:
             mine, other = lease("mine"), lease("other")
@@ -81,7 +81,7 @@ def test_who_renews_it_keeps_it_and_who_lost_it_hears_so(run: Run, namespace: st
     run(story(), 40)
 
 
-def test_the_lease_of_an_earlier_job_of_the_same_name_is_in_nobodys_way(run: Run, namespace: str) -> None:
+def test_the_lease_of_an_earlier_job_of_the_same_name_does_not_block(run: Run, namespace: str) -> None:
     async def story() -> None:
         async with job(namespace) as lease:
             await lease("old", submission=str(uuid.uuid4())).acquire()
@@ -90,7 +90,7 @@ def test_the_lease_of_an_earlier_job_of_the_same_name_is_in_nobodys_way(run: Run
     run(story(), 30)
 
 
-def test_a_lease_that_somebody_deleted_is_made_again(run: Run, namespace: str) -> None:
+def test_a_deleted_lease_is_created_again(run: Run, namespace: str) -> None:
     async def story() -> None:
         async with job(namespace) as lease:
             mine = lease("mine")

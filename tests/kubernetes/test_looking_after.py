@@ -169,7 +169,7 @@ def test_a_job_is_scaled_through_its_master(namespace: str, running: str) -> Non
     assert "elasticdl-runner-worker-1" in status("runner", namespace)["pods"]
 
 
-def test_a_worker_without_room_is_told_with_the_remedy_while_the_job_goes_on(
+def test_a_worker_without_room_is_reported_with_the_remedy_while_the_job_runs(
     namespace: str, data: Path, running: str
 ) -> None:
     submit(namespace, data, "large", worker_resource_request="cpu=900,memory=64Mi", worker_resource_limit="cpu=900")
@@ -201,10 +201,10 @@ def test_a_master_whose_image_is_not_there_is_pending_with_the_remedy_and_can_be
     assert "noimage" not in elasticdl("list", "-n", namespace)
 
 
-def test_an_image_that_cannot_be_pulled_is_told_with_the_remedy(
+def test_an_image_that_cannot_be_pulled_is_reported_with_the_remedy(
     namespace: str, data: Path, stop_now: Callable[[str], None]
 ) -> None:
-    """The kubelet's own words, of a registry that is not there: the node's port 9 belongs to nobody."""
+    """The kubelet's message for a registry that does not exist: nothing listens on the node's port 9."""
     submit(namespace, data, "nopull", image_name="127.0.0.1:9/none:1", image_pull_policy="IfNotPresent")
     text = until(lambda: "ImagePullBackOff" in (said := elasticdl("status", "nopull", "-n", namespace)) and said)
     assert "nopull is pending; nothing has started yet: its master cannot start: its image cannot be pulled" in text
@@ -223,7 +223,7 @@ def test_a_job_whose_workers_run_out_of_memory_fails_with_the_flag(namespace: st
     assert re.search(r'remedy +Give it more memory: --worker_resource_request="memory=…"', text)
 
 
-def test_a_master_that_runs_out_of_memory_is_told_with_the_flag(namespace: str, data: Path) -> None:
+def test_a_master_that_runs_out_of_memory_is_reported_with_the_flag(namespace: str, data: Path) -> None:
     submit(namespace, data, "tight", master_resource_request="memory=20Mi", master_resource_limit="memory=20Mi")
     found = until(lambda: (s := status("tight", namespace))["state"] == "failed" and s, seconds=300)
     assert "out of memory: the kernel killed it at its limit of" in found["reason"]
@@ -232,7 +232,7 @@ def test_a_master_that_runs_out_of_memory_is_told_with_the_flag(namespace: str, 
     assert re.search(r'remedy +Give it more memory: --master_resource_request="memory=…"', text)
 
 
-def test_a_missing_secret_is_told_by_name(namespace: str, data: Path, stop_now: Callable[[str], None]) -> None:
+def test_a_missing_secret_is_reported_by_name(namespace: str, data: Path, stop_now: Callable[[str], None]) -> None:
     missing = {"spec": {"containers": [{"name": "main", "envFrom": [{"secretRef": {"name": "hf-token"}}]}]}}
     submit(namespace, data, "nosecret", cluster_spec_json=json.dumps(missing))
     found = until(lambda: "hf-token" in (s := status("nosecret", namespace))["reason"] and s)

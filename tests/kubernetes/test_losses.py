@@ -1,5 +1,5 @@
-"""Pods of a job, and the object that all of it belongs to, are deleted, evicted and killed on a real cluster: who comes
-back, and what becomes of the job.
+"""Pods of a job, and the ConfigMap that owns them, are deleted, evicted and killed on a real cluster: which return,
+and how the job continues.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_a_drained_server_master_and_keeper_come_back_and_every_record_is_traine
         async with submitted(jobs_namespace, "drained", *witness(shared, "drained", seconds=3.0)) as job:
             await job.until(lambda s: sum(bool(r.leases) for r in s.replicas) == 2)
             before = job.uids("master", "keeper", "ps-0", "ps-1", "worker-0", "worker-1")
-            for short in ("ps-0", "master", "keeper"):  # at once, as whoever drains a node does
+            for short in ("ps-0", "master", "keeper"):  # at once, as when a node is drained
                 await job.evict(short)
             for short in ("master", "keeper", "ps-0"):
                 await job.pod_seen(short, is_another(before, short))
@@ -104,9 +104,9 @@ def test_a_job_all_of_whose_pods_are_drained_from_its_node_is_saved_first_and_go
     async def story() -> None:
         async with submitted(jobs_namespace, "off-node", *flags, "--checkpoint_seconds=600") as job:
             seen = await job.until(lambda s: s.version >= 4 and sum(bool(r.leases) for r in s.replicas) == 2)
-            assert not seen.checkpoint, "whatever is not saved when the pods are drained is lost"
-            everybody = ("master", "keeper", "ps-0", "ps-1", "worker-0", "worker-1")
-            before = job.uids(*everybody)
+            assert not seen.checkpoint, "what is not saved when the pods are drained is lost"
+            all_of_it = ("master", "keeper", "ps-0", "ps-1", "worker-0", "worker-1")
+            before = job.uids(*all_of_it)
             (node,) = {pod["spec"]["nodeName"] for pod in job.pods().values()}
             selector = f"--pod-selector={names.LABEL_JOB}={job.name}"
             try:

@@ -307,6 +307,6 @@ def test_a_master_without_rights_names_the_command_that_grants_them(old_client: 
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """A folder that pods write to, whoever they run as."""
+    """A folder that pods of every user can write to."""
     tmp_path.chmod(0o777)
     return tmp_path

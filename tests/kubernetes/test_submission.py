@@ -137,7 +137,7 @@ def test_what_is_missing_is_found_by_asking_the_server(namespace: str, make: Mak
 
 
 def let_submit(namespace: str, account: str) -> None:
-    """The rights of those who submit from inside, but for NetworkPolicies."""
+    """The rights to submit from inside, except for NetworkPolicies."""
     role, *_ = yaml.safe_load_all((MANIFESTS / "examples" / "elasticdl-rbac.yaml").read_text())
     role["rules"] = [rule for rule in role["rules"] if rule["resources"] != ["networkpolicies"]]
     objects = [role, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}}]
@@ -149,7 +149,7 @@ def let_submit(namespace: str, account: str) -> None:
     grant(objects, namespace, account)
 
 
-def test_whoever_may_not_submit_is_told_what_is_missing(namespace: str, make: Make) -> None:
+def test_missing_rights_to_submit_are_reported(namespace: str, make: Make) -> None:
     let_submit(namespace, "submitter")
 
     async def story() -> None:
@@ -189,7 +189,7 @@ def test_a_job_that_kubectl_made_is_removed_with_all_its_objects(namespace: str,
     assert there(namespace) == []
 
 
-def test_a_finished_job_that_kubectl_made_is_in_nobodys_way(namespace: str, make: Make, tmp_path: Path) -> None:
+def test_a_finished_job_that_kubectl_made_does_not_block_the_name(namespace: str, make: Make, tmp_path: Path) -> None:
     spec = make()
     apply_yaml(spec, tmp_path)
     before = json.loads(kubectl("get", "secret", "elasticdl-j", "-o", "json", namespace=namespace))
@@ -215,7 +215,7 @@ def test_the_name_of_a_job_that_is_over_is_used_again_as_soon_as_it_is_removed(n
             note = json.dumps({"outcome": "succeeded", "reason": ""})
             kubectl("annotate", "pod", MASTER, f"{names.ANNOTATION_RESULT}={note}", namespace=namespace)
             assert await preflight(api, spec, secrets_of(spec)) == [], "it is over, whatever a kubelet says"
-            with pytest.raises(UsageError) as refused:  # nobody removes it: its keeper is a shell
+            with pytest.raises(UsageError) as refused:  # it is not removed: its keeper is a shell
                 await submitted(api, spec, over_seconds=0.5)
             (problem,) = refused.value.problems
             assert problem.remedy == f"Remove what is left of it: elasticdl stop j --now --namespace={namespace}."
@@ -231,7 +231,7 @@ def test_the_name_of_a_job_that_is_over_is_used_again_as_soon_as_it_is_removed(n
     run(story(), 180)
 
 
-def test_a_name_that_somebody_else_takes_meanwhile_is_not_waited_for(namespace: str, make: Make) -> None:
+def test_a_name_that_another_job_takes_meanwhile_is_not_waited_for(namespace: str, make: Make) -> None:
     async def story() -> None:
         async with reach() as api:
             spec = make(ENDS)
@@ -269,7 +269,7 @@ def test_a_master_clears_its_job_away_although_no_keeper_is_there(namespace: str
     run(story(), 180)
 
 
-def test_a_master_whose_pod_was_replaced_says_nothing_on_the_next_one(namespace: str, make: Make) -> None:
+def test_a_master_whose_pod_was_replaced_writes_nothing_on_the_next_one(namespace: str, make: Make) -> None:
     async def story() -> None:
         spec = make()
         async with reach() as api:

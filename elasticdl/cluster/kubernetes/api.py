@@ -1,4 +1,4 @@
-"""The few calls of the Kubernetes API that a job needs, as plain JSON over HTTP, with retries and deadlines."""
+"""A small Kubernetes API client: plain JSON over HTTP, with retries and deadlines."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from elasticdl.errors import Refused, Unreachable
 
 JSON, MERGE_PATCH = "application/json", "application/merge-patch+json"
 
-# Answers of a server that is starting, overloaded or changing its leader.
+# Status codes of a server that is starting, overloaded or changing its leader.
 PASSING = frozenset({429, 500, 502, 503, 504})
-SHORT_WATCH_SECONDS = 1.0  # no server is asked to end one sooner: whoever watches again pauses first
-_ENTER_SECONDS = 20.0  # a pod: its node starts a process there
+SHORT_WATCH_SECONDS = 1.0  # a server ends no watch sooner; pause before another watch
+_ENTER_SECONDS = 20.0  # a pod: its node starts a process in it
 _PAUSES = (0.1, 5.0)  # the first and the longest between two attempts
 
 
 class ApiRefused(Refused):
-    """The API server's own words for why not, with its status code and reason."""
+    """A refusal by the API server, with its message, status code and reason."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         self.code, self.reason = code, reason
@@ -34,7 +34,7 @@ class ApiRefused(Refused):
 
     @property
     def missed(self) -> bool:
-        """Whether the object that was meant, by its uid, is gone or has changed; older servers answer a patch so."""
+        """Whether the object with the given uid is gone or has changed (422: older servers, for a patch)."""
         return self.code in (404, 409) or (self.code == 422 and "metadata.uid" in str(self))
 
 
@@ -49,7 +49,7 @@ def named(name: str) -> dict[str, str]:
 
 
 class Pauses:
-    """Growing pauses between attempts, each shortened by chance so that clients do not come back all at once."""
+    """Growing pauses between attempts, shortened at random so that clients do not retry at the same time."""
 
     def __init__(self, first: float = _PAUSES[0], longest: float = _PAUSES[1]) -> None:
         self._next, self._longest = first, longest
@@ -60,16 +60,16 @@ class Pauses:
 
 
 class Asking(TypedDict, total=False):
-    """What a request may have besides its path."""
+    """The options of a request."""
 
     body: Object
     params: Mapping[str, str]
-    content_type: str  # of the body: JSON unless it says otherwise
-    deadline_seconds: float  # the client's unless it says otherwise
+    content_type: str  # of the body; default: JSON
+    deadline_seconds: float  # default: the client's
 
 
 class KubernetesApi:
-    """One API server, as one user. Calls are repeated until they are answered or their deadline passes."""
+    """A client of one API server, as one user. It repeats calls until they are answered or their deadline passes."""
 
     def __init__(
         self, credentials: Credentials, *, deadline_seconds: float = 30.0, attempt_seconds: float = 10.0
@@ -81,7 +81,7 @@ class KubernetesApi:
         self._closed = False
 
     async def call(self, method: str, path: str, **how: Unpack[Asking]) -> Object:
-        """The object that the server answers with."""
+        """The object in the server's answer."""
         answer: Object = self._parsed(await self.text(method, path, **how))
         return answer
 
@@ -129,7 +129,7 @@ class KubernetesApi:
         renewed = False
         while (left := deadline - loop.time()) > 0:
             try:
-                headers = await self.credentials.headers()  # a plugin has a deadline of its own
+                headers = await self.credentials.headers()  # a plugin has its own deadline
                 async with asyncio.timeout(min(self._attempt_seconds, left)):
                     response = await self._send(method, path, headers, body, params, content_type)
                     async with response:
@@ -144,7 +144,7 @@ class KubernetesApi:
                 if response.status < 400:
                     return text
                 refusal = _refusal(response.status, text)
-                # A quota that another request just changed: the same request may well pass.
+                # A conflict with another request, in a quota for one: the same request may now succeed.
                 if response.status not in PASSING and (method, refusal.reason) != ("POST", "Conflict"):
                     raise refusal
                 trouble = f"{response.status}: {refusal}"
@@ -154,15 +154,15 @@ class KubernetesApi:
     async def watch(
         self, path: str, params: Mapping[str, str], *, seconds: float
     ) -> AsyncGenerator[tuple[str, Object], None]:
-        """(type, object) of each change, for so long. Not repeated: whoever watches lists again first.
+        """(type, object) of each change, for this time. Not repeated: the caller must list again first.
 
         Raises `ApiRefused`, with code 410 when the changes since that version are no longer known, and `Unreachable`.
         """
         asked = {**params, "watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(max(1, int(seconds)))}
         try:
             headers = await self.credentials.headers()
-            # A connection that died in silence would be waited for without end. Whoever watches must not wait for
-            # anything else between two changes, since the deadline would end that instead.
+            # Without a deadline, a dead connection would block forever. The caller must not wait for anything else
+            # between two changes, because the deadline would end that instead.
             async with asyncio.timeout(seconds + self._attempt_seconds):
                 async with await self._send("GET", path, headers, None, asked) as response:
                     async for line in self._lines_of(response):
@@ -177,7 +177,7 @@ class KubernetesApi:
             raise Unreachable(f"the watch of {self.credentials.server} broke: {_words(error)}") from error
 
     async def lines(self, path: str, params: Mapping[str, str]) -> AsyncGenerator[str, None]:
-        """The lines of an answer that goes on, such as a log that is followed. Not repeated, and without a deadline."""
+        """The lines of a streamed answer, such as a followed log. Not repeated, and without a deadline."""
         try:
             headers = await self.credentials.headers()
             async with asyncio.timeout(self._attempt_seconds):
@@ -191,7 +191,7 @@ class KubernetesApi:
             raise Unreachable(f"the connection to {self.credentials.server} broke: {_words(error)}") from error
 
     async def websocket(self, path: str, protocol: str) -> aiohttp.ClientWebSocketResponse:
-        """A connection to something in the cluster, such as a command that runs in a pod."""
+        """A connection into the cluster, for example to a command in a pod."""
         try:
             headers = await self.credentials.headers()
             async with asyncio.timeout(_ENTER_SECONDS):
@@ -205,7 +205,7 @@ class KubernetesApi:
                     max_msg_size=0,
                 )
         except aiohttp.WSServerHandshakeError as error:
-            # It comes without the server's words; the same request without a handshake may get them.
+            # The error lacks the server's message; the same request without a handshake may get it.
             try:
                 await self.text("GET", path, deadline_seconds=self._attempt_seconds)
             except ApiRefused as refusal:
@@ -218,7 +218,7 @@ class KubernetesApi:
             raise Unreachable(f"the connection to {self.credentials.server} broke: {_words(error)}") from error
 
     async def _lines_of(self, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-        """The lines of an answer, as they come; raises `ApiRefused` where it is a refusal."""
+        """The lines of an answer as they arrive; raises `ApiRefused` if it is a refusal."""
         if response.status == 401:
             await self._renew()
         if response.status >= 400:
@@ -229,7 +229,7 @@ class KubernetesApi:
     def _parsed(self, text: str | bytes) -> Any:
         try:
             return json.loads(text)
-        except ValueError as error:  # of something in between, such as a proxy's login page
+        except ValueError as error:  # from a proxy's login page, for example
             shown = text if isinstance(text, str) else text.decode(errors="replace")
             what = f"{self.credentials.server} did not answer with JSON: {shown.strip()[:80]}"
             raise Unreachable(what) from error
@@ -268,33 +268,33 @@ class KubernetesApi:
             raise Unreachable("the cluster is closed")
         if self._session is None:
             if self.credentials.server.startswith("https"):
-                self._tls = self.credentials.tls()  # first: it may fail, and is then tried again
+                self._tls = self.credentials.tls()  # first: a failure must leave no session
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         return self._session
 
     async def _renew(self) -> None:
         await self.credentials.renew()
         if self.credentials.server.startswith("https"):
-            self._tls = self.credentials.tls()  # a plugin may have given a new certificate
+            self._tls = self.credentials.tls()  # a plugin may have returned a new certificate
 
 
 def _words(error: Exception) -> str:
-    """What went wrong, without what aiohttp adds about its own objects."""
+    """The error message, without aiohttp's description of its own objects."""
     if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
         number = error.os_error.errno or 0
-        return os.strerror(number) if number > 0 else str(error.os_error)  # below: a name that is not found
+        return os.strerror(number) if number > 0 else str(error.os_error)  # otherwise a name that does not resolve
     return str(error) or type(error).__name__
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
-    """Lines of any length: a pod with its environment may be longer than aiohttp's own limit."""
+    """Lines of any length: a pod with its environment may exceed aiohttp's limit."""
     rest = b""
     async for chunk in content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             if line.strip():
                 yield line
-    if rest.strip():  # the end of a log need not be the end of a line
+    if rest.strip():  # a log may end within a line
         yield rest
 
 

@@ -1,4 +1,4 @@
-"""`KubernetesCluster`: the master's hold on its job's pods."""
+"""`KubernetesCluster`: the master's control of its job's pods."""
 
 from __future__ import annotations
 
@@ -35,25 +35,27 @@ from elasticdl.cluster.status_board import Board
 from elasticdl.errors import Refused, Unreachable, WireError
 from elasticdl.job import names
 
-LEAST_GRACE_SECONDS = 2  # a kubelet gives no less
+LEAST_GRACE_SECONDS = 2  # the least that a kubelet gives
 LOG_LINES, LOG_BYTES = 20, 64 * 1024
-INVESTIGATION_SECONDS = 2.0  # for the log and the events of a pod that ended
+INVESTIGATION_SECONDS = 2.0  # for the log and events of a pod that ended
 KILL_OVERDUE_SECONDS = 5.0
-# Of a watch: it may go better with renewed credentials, and from the version of a new list.
+# For a watch: renewed credentials, or the version of a new list, may help.
 _TRIED_AGAIN = PASSING | {401, 410}
 
 
 class KubernetesCluster:
-    """Replicas as pods of one namespace, found by the job's labels. The pods are the memory: a new client finds them.
+    """Replicas as pods of one namespace, found by the job's labels. The pods are the only state: a new client finds
+    them.
 
-    What Kubernetes cannot do exactly as local processes do:
+    Differences from local processes:
 
-    - Grace is whole seconds, at least 2; a killed replica too gets SIGTERM and a moment before SIGKILL.
-    - Exit codes above 128 mean a signal: the container's runtime does not tell them apart.
-    - A pod that was stopped, killed or deleted is soon removed, log and all. Kubelets before 1.22 often forget how its
-      container ended; the exit then has neither code nor signal, and a new client does not find it any more.
-    - Kubelets before 1.22 do not shorten a grace that has begun. A pod that outlives its grace, because of that or
-      because its node is lost, is removed by force, its process perhaps still running: a name can be used again.
+    - The grace period is in whole seconds, at least 2. A killed replica also receives SIGTERM shortly before SIGKILL.
+    - Exit codes above 128 count as signals: the container's runtime does not distinguish them.
+    - A pod that was stopped, killed or deleted is soon removed, with its log. Kubelets before 1.22 often forget how its
+      container ended; then the exit has neither code nor signal, and a new client does not find the pod.
+    - Kubelets before 1.22 do not shorten a grace period that has begun. A pod that exists after its grace period, for
+      this reason or because its node is lost, is removed by force, so that its name can be used again. Its process may
+      still be running.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class KubernetesCluster:
         outage_seconds: float = 300.0,
         overdue_seconds: float = 20.0,
     ) -> None:
-        """`outage_seconds`: how long events may be without news of the API server before they end in `Unreachable`."""
+        """`outage_seconds`: how long the API server may be unreachable before events end in `Unreachable`."""
         self._api, self._make_pod = api, make_pod
         self._home = f"/api/v1/namespaces/{namespace}"
         self._ours = labelled(names.labels(job_name))
@@ -104,7 +106,7 @@ class KubernetesCluster:
             self._take(there)
             annotations = there["metadata"].get("annotations", {})
             ended = phase_of(there) is ReplicaPhase.GONE
-            # A launch whose answer was lost made this pod; whatever became of it, it has been launched.
+            # This launch created the pod and its answer was lost: the replica has been launched.
             if annotations.get(names.ANNOTATION_LAUNCH) == launch or not (ended or leaving(there)):
                 return
             first = self._ledger.first_launch(request.name) or first
@@ -114,7 +116,7 @@ class KubernetesCluster:
         await self._delete(name, STOPPED, max(LEAST_GRACE_SECONDS, math.ceil(grace_seconds)))
 
     async def kill(self, name: str) -> None:
-        # Not 0: that removes the pod from the books at once, whatever becomes of its process.
+        # Not 0: that removes the pod at once, even if its process still runs.
         await self._delete(name, KILLED, 1)
 
     async def list(self) -> list[ReplicaStatus]:
@@ -149,12 +151,12 @@ class KubernetesCluster:
         self._board.close()
         await self._api.close()
 
-    # Hearing of pods.
+    # Watching pods.
 
     async def _follow(self) -> None:
-        """List, watch for a while, list again: whatever a watch missed, the next list has."""
+        """List, watch for a while, list again: the next list has what a watch missed."""
         loop, pauses, trouble = asyncio.get_running_loop(), Pauses(), ""
-        heard, allowed = loop.time(), False  # whether a watch ever was
+        heard, allowed = loop.time(), False  # whether a watch ever succeeded
         while True:
             try:
                 version = await self._sync()
@@ -171,7 +173,7 @@ class KubernetesCluster:
                 if loop.time() - began >= SHORT_WATCH_SECONDS:
                     continue
             except ApiRefused as refusal:
-                # Rights that we had may be on their way back: those of a role that is applied anew, say.
+                # A right that we had may return: a role may be being applied again.
                 if refusal.code not in _TRIED_AGAIN and not (refusal.code == 403 and allowed):
                     raise
                 trouble = str(refusal)
@@ -184,8 +186,8 @@ class KubernetesCluster:
             await asyncio.sleep(pauses.next())
 
     def _followed(self, task: asyncio.Task[None]) -> None:
-        """Whatever ended the following: who waits for events hears of it. Our own mistake stays one: a master that said
-        it could not reach the cluster would be started again and again."""
+        """Pass the error that ended the task to the readers of events, unchanged: reported as an unreachable cluster,
+        a bug would make the keeper restart the master again and again."""
         if task.cancelled():
             return  # by `close`
         self._failure = task.exception()
@@ -193,7 +195,7 @@ class KubernetesCluster:
         self._synced.set()
 
     async def _sync(self) -> str:
-        """Take in all pods as they are; returns the version of that picture."""
+        """Read all pods; returns the version of the list."""
         before = {status.uid for status in self._ledger.alive()}
         answer = await self._api.call("GET", f"{self._home}/pods", params=self._ours)
         pods: list[Pod] = answer["items"]
@@ -216,12 +218,12 @@ class KubernetesCluster:
             self._expect_end(pod)
 
     async def _investigate(self, pod: Pod, ran: bool, deleted: bool) -> Exit:
-        """How it ended, with the end of its log and, where somebody else deleted it, the events that say why."""
+        """How it ended, with the end of its log and, if others deleted it, the events that say why."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         lines: list[str] = []
         events: list[dict[str, Any]] = []
         limits = {"tailLines": str(LOG_LINES), "limitBytes": str(LOG_BYTES), "container": main_container(pod)}
-        with contextlib.suppress(WireError):  # it says less, then
+        with contextlib.suppress(WireError):  # then it reports less
             if not deleted and ran:
                 path = f"{self._home}/pods/{name}/log"
                 text = await self._api.text("GET", path, params=limits, deadline_seconds=INVESTIGATION_SECONDS)
@@ -251,7 +253,7 @@ class KubernetesCluster:
                 return
             meant = uid
             try:
-                if not leaving(pod) or said is not None:  # what others delete stays theirs
+                if not leaving(pod) or said is not None:  # keep a deletion by others as theirs
                     mark = {"metadata": {"uid": uid, "annotations": {names.ANNOTATION_ENDING: how}}}
                     await self._api.patch(path, body=mark)
                 answer = await self._api.delete(path, uid, grace_seconds=grace_seconds)
@@ -261,16 +263,16 @@ class KubernetesCluster:
             except ApiRefused as refusal:
                 if not refusal.missed:
                     raise
-            await asyncio.sleep(pauses.next())  # it changed, went or was replaced since we looked: look again
+            await asyncio.sleep(pauses.next())  # it changed or is gone: look again
 
     async def _make_room(self, pod: Pod, ended: bool) -> None:
-        """Until the name can be used again."""
+        """Wait until the name can be used again."""
         meta, loop, pauses = pod["metadata"], asyncio.get_running_loop(), Pauses()
         name, uid = meta["name"], meta["uid"]
         patience = meta.get("deletionGracePeriodSeconds", 0) + 2 * self._overdue_seconds
         deadline, trouble = loop.time() + patience, ""
         if ended:
-            await self._ledger.settle()  # its log goes with it
+            await self._ledger.settle()  # its log is removed with it
         while (left := deadline - loop.time()) > 0:
             try:
                 if ended:
@@ -289,7 +291,7 @@ class KubernetesCluster:
         raise Unreachable(f"the old pod {name} still exists after {patience:g} s{trouble}")
 
     async def _gone_within(self, seconds: float, name: str, uid: str, ended: bool) -> bool:
-        """Whether the pod is no longer there or, if it had not, it has ended, before the watch ends."""
+        """Whether, before the watch ends, the pod is gone or, if it had not ended yet, has ended."""
         only = named(name)
         answer = await self._api.call("GET", f"{self._home}/pods", params=only)
         there = [pod for pod in answer["items"] if pod["metadata"]["uid"] == uid]
@@ -307,7 +309,7 @@ class KubernetesCluster:
         return False
 
     def _expect_end(self, pod: Pod) -> None:
-        """Remove the pod by force, should it outlive its grace by much."""
+        """Remove the pod by force if it exists long after its grace period."""
         meta, loop = pod["metadata"], asyncio.get_running_loop()
         killed = meta.get("annotations", {}).get(names.ANNOTATION_ENDING) == KILLED
         spare = min(KILL_OVERDUE_SECONDS, self._overdue_seconds) if killed else self._overdue_seconds
@@ -319,7 +321,7 @@ class KubernetesCluster:
             self._overdue[meta["uid"]] = loop.call_at(when, self._force, meta["name"], meta["uid"])
 
     def _force(self, name: str, uid: str) -> None:
-        self._overdue.pop(uid, None)  # the next list sets it again, if need be
+        self._overdue.pop(uid, None)  # the next list sets it again if needed
 
         async def remove() -> None:
             with contextlib.suppress(WireError):

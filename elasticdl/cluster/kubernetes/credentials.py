@@ -1,4 +1,4 @@
-"""How to reach an API server and who we are there: from a kubeconfig, or from the pod that we run in."""
+"""An API server's address and our identity there, from a kubeconfig or from the pod in which this process runs."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ _EXEC_VERSIONS = tuple(f"client.authentication.k8s.io/{version}" for version in 
 
 @dataclass
 class Credentials:
-    """An API server and a user of it. Tokens and certificates from files and plugins are read again by `renew`."""
+    """An API server and one of its users. `renew` reads tokens and certificates of files and plugins again."""
 
     server: str
     namespace: str = "default"
     context: str = ""
     cluster: Mapping[str, Any] = field(default_factory=dict)  # as in a kubeconfig, with absolute paths
-    # Tokens, passwords and keys: not for logs.
+    # Tokens, passwords and keys: must not be logged.
     user: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    outside: bool = True  # of the cluster: a proxy of the environment may lie between
+    outside: bool = True  # of the cluster: the environment's proxy applies
     _token: str | None = field(default=None, repr=False)
     _certificate: tuple[str, str] | None = field(default=None, repr=False)  # PEM texts from a plugin
 
     @property
     def proxy(self) -> str | None:
-        """Of the kubeconfig, or else of the environment, as kubectl has it. A pod asks its own cluster directly: what
-        the environment names there is for the job, as in --envs=HTTPS_PROXY=…"""
+        """From the kubeconfig, else from the environment, like kubectl. A pod connects to its own cluster directly:
+        its environment is the job's, as in --envs=HTTPS_PROXY=…"""
         found: str | None = self.cluster.get("proxy-url")
         return found or (_proxy_of_environment(self.server) if self.outside else None)
 
     @property
     def server_name(self) -> str | None:
-        """The name in the server's certificate, where it is not that of the address."""
+        """The name in the server's certificate, if it differs from the address."""
         found: str | None = self.cluster.get("tls-server-name")
         return found
 
@@ -64,7 +64,7 @@ class Credentials:
         return found
 
     async def renew(self) -> None:
-        """Read the token again, or ask the plugin again: those of pods are replaced every hour."""
+        """Read the token or call the plugin again. Tokens in pods are replaced every hour."""
         if "tokenFile" in self.user:
             self._token = (await asyncio.to_thread(Path(self.user["tokenFile"]).read_text)).strip()
         elif self.user.get("token"):
@@ -81,8 +81,8 @@ class Credentials:
             context.verify_mode = ssl.CERT_NONE
         shown = self._certificate or (_pem(self.user, "client-certificate"), _pem(self.user, "client-key"))
         if shown[0] and shown[1]:
-            # The ssl module takes a certificate from a file only; this one is gone when the call returns.
-            with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # made readable by its owner only
+            # The ssl module reads a certificate only from a file; this one is removed before returning.
+            with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # readable only by its owner
                 file.write(shown[0] + "\n" + shown[1])
                 file.flush()
                 context.load_cert_chain(file.name)
@@ -91,7 +91,7 @@ class Credentials:
     async def _ask_plugin(self, plugin: Mapping[str, Any]) -> None:
         command, version = str(plugin.get("command", "")), plugin.get("apiVersion")
         if version not in _EXEC_VERSIONS:
-            raise Refused(f"context {self.context}: the plugin {command} speaks {version}, not {_EXEC_VERSIONS[0]}")
+            raise Refused(f"context {self.context}: the plugin {command} supports {version}, not {_EXEC_VERSIONS[0]}")
         asked: dict[str, Any] = {"apiVersion": version, "kind": "ExecCredential", "spec": {"interactive": False}}
         if plugin.get("provideClusterInfo"):
             known = {k: v for k, v in self.cluster.items() if k != "certificate-authority"}
@@ -129,7 +129,7 @@ class Credentials:
 
 
 def find(context: str | None = None, *, prefer_file: bool = False, env: Mapping[str, str] | None = None) -> Credentials:
-    """The credentials of a context; of this pod, when we run in one and no context and no file is asked for."""
+    """The credentials of a context; inside a pod those of the pod, unless a context or a file is requested."""
     env = os.environ if env is None else env
     if context is None and not prefer_file and "KUBERNETES_SERVICE_HOST" in env and SERVICE_ACCOUNT.exists():
         return in_cluster(env)
@@ -137,7 +137,7 @@ def find(context: str | None = None, *, prefer_file: bool = False, env: Mapping[
 
 
 def configured(env: Mapping[str, str] | None = None) -> bool:
-    """Whether there is any cluster to ask: a kubeconfig, or the one that we run in."""
+    """Whether any cluster is configured: a kubeconfig, or the cluster of this pod."""
     env = os.environ if env is None else env
     inside = "KUBERNETES_SERVICE_HOST" in env and SERVICE_ACCOUNT.exists()
     return inside or any(path.is_file() for path in _paths(env))
@@ -152,7 +152,7 @@ def in_cluster(env: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> Crede
 
 
 def from_files(paths: list[Path], context: str | None = None) -> Credentials:
-    """From kubeconfig files, of which the first to name a thing wins, as kubectl has it."""
+    """From kubeconfig files; the first file that defines a name wins, like in kubectl."""
     named: dict[str, dict[str, dict[str, Any]]] = {"clusters": {}, "users": {}, "contexts": {}}
     current = None
     there = [path for path in paths if path.is_file()]
@@ -194,7 +194,7 @@ def _absolute(item: dict[str, Any], folder: Path) -> dict[str, Any]:
         key: str(folder / value) if key in paths and value else value for key, value in item.items()
     }
     command = (found.get("exec") or {}).get("command", "")
-    if "/" in command:  # a path is relative to the file, a bare name is looked up in PATH
+    if "/" in command:  # a path is relative to the file; a plain name is found in PATH
         found["exec"] = {**found["exec"], "command": str(folder / command)}
     return found
 
@@ -206,7 +206,7 @@ def _pem(item: Mapping[str, Any], name: str) -> str | None:
 
 
 def _proxy_of_environment(server: str) -> str | None:
-    """What HTTPS_PROXY says, unless NO_PROXY names the server: by its name, a domain, or a range of addresses."""
+    """HTTPS_PROXY, unless NO_PROXY lists the server: its name, a domain, or a range of addresses."""
     parts = urlsplit(server)
     proxies, host = request.getproxies_environment(), parts.hostname or ""
     by_name = request.proxy_bypass_environment(parts.netloc, proxies)  # type: ignore[attr-defined]  # in no stub

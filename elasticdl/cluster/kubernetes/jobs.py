@@ -1,4 +1,4 @@
-"""The jobs of a cluster as its objects tell of them: which there are, how they stand, and what holds them up."""
+"""The jobs of a cluster, read from its objects: which exist, their state, and what delays them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from elasticdl.errors import Refused, Unreachable, WireError
 from elasticdl.job import names
 
 State = Literal["pending", "running", "succeeded", "stopped", "failed", "died"]
-_REMOVAL_SECONDS = 120.0  # for pods whose kubelets are there
-_WATCH_SECONDS = 30.0  # between two looks at everything, if nothing of the master's pod is heard meanwhile
-_OUTAGE_SECONDS = 120.0  # of the API server, before whoever waits for a job's end gives up
-_TIDYING_SECONDS = 10.0  # for a job's objects to go, once it says how it ended
-_SUBMISSION_SECONDS = 30.0  # from a job's ConfigMap, which comes first, to its pods
+_REMOVAL_SECONDS = 120.0  # of pods whose kubelets are alive
+_WATCH_SECONDS = 30.0  # between two full reads, without a change of the master's pod
+_OUTAGE_SECONDS = 120.0  # of the API server, until waiting for a job's end fails
+_TIDYING_SECONDS = 10.0  # until a job's objects are gone, once its result is known
+_SUBMISSION_SECONDS = 30.0  # from a job's ConfigMap, which is created first, to its pods
 _OURS = labelled({names.LABEL_APP: names.APP})
 
 
 @dataclass(frozen=True)
 class ClusterJob:
-    """One job of a namespace, as it was when it was looked at."""
+    """One job of a namespace, as it was when it was read."""
 
     namespace: str
     name: str
-    config: Object | None = None  # its ConfigMap, which goes with its end
+    config: Object | None = None  # its ConfigMap, which is removed when it ends
     pods: tuple[Pod, ...] = ()
     events: Mapping[str, list[Object]] = field(default_factory=dict, repr=False)  # warnings, by a pod's uid
 
@@ -49,7 +49,7 @@ class ClusterJob:
 
     @property
     def state(self) -> State:
-        """Pending while its master is; else running, until there is a result or nobody who could write one."""
+        """Pending while its master is; then running, until there is a result or no process that could write one."""
         outcome = self.result.get("outcome")
         if outcome:
             return outcome if outcome in ("succeeded", "stopped") else "failed"
@@ -63,20 +63,20 @@ class ClusterJob:
 
     @property
     def never_ran(self) -> bool:
-        """Whether there never was a master that could have started replicas."""
+        """Whether no master could have started replicas yet."""
         again = self.master is not None and names.ANNOTATION_CRASHES in self.master["metadata"].get("annotations", {})
         only_kept = all(_role(pod) in (names.MASTER, names.KEEPER) for pod in self.pods)
-        return self.state == "pending" and only_kept and not again  # the keeper marks each master that it makes
+        return self.state == "pending" and only_kept and not again  # the keeper marks each master that it creates
 
     @property
     def _kept(self) -> bool:
-        """Whether somebody is there who makes a lost master again."""
+        """Whether a keeper exists that restarts a lost master."""
         keeper = next((pod for pod in self.pods if _role(pod) == names.KEEPER), None)
         return self.config is not None and keeper is not None and phase_of(keeper) is not ReplicaPhase.GONE
 
     @property
     def result(self) -> dict[str, Any]:
-        """How it ended, as its master wrote it down, or else as its pod tells; empty while it runs."""
+        """How it ended, from its master's annotation or else from its pod; empty while it runs."""
         master = self.master
         if master is None:
             return {} if self.config is not None else {"outcome": "stopped", "reason": "nothing of it is left"}
@@ -92,7 +92,7 @@ class ClusterJob:
 
     @property
     def note(self) -> str:
-        """Why it does not run as it should, where its master cannot say so itself."""
+        """Why it does not run normally, where its master cannot report this."""
         master = self.master
         if self.state == "died":
             return "its master is gone, and its keeper too"
@@ -107,8 +107,8 @@ class ClusterJob:
 
     @property
     def troubles(self) -> list[Trouble]:
-        """What is wrong with its pods, its master's first; of a job that is over, what it failed of. What else ended
-        replicas is the master's to tell about."""
+        """What is wrong with its pods, the master's first; for a failed job, the cause. The master reports other ends
+        of replicas itself."""
         result = self.result
         first = sorted(self.pods, key=lambda pod: _role(pod) != names.MASTER)
         found = [trouble_of(pod, self.name, self._events(pod)) for pod in first if _tells(pod, result)]
@@ -117,13 +117,13 @@ class ClusterJob:
 
     @property
     def job_json(self) -> str | None:
-        """The resolved JobSpec; gone with the ConfigMap."""
+        """The resolved JobSpec; None without the ConfigMap."""
         found: str | None = None if self.config is None else self.config.get("data", {}).get(names.JOB_KEY)
         return found
 
     @property
     def overlay_file(self) -> str | None:
-        """The file of --cluster_spec where it was submitted; the job's own is in the ConfigMap."""
+        """The path of --cluster_spec where the job was submitted; the ConfigMap has the job's copy."""
         noted = {} if self.config is None else self.config["metadata"].get("annotations") or {}
         found: str | None = noted.get(names.ANNOTATION_OVERLAY)
         return found
@@ -148,7 +148,7 @@ class ClusterJob:
 
 
 def read(configs: Iterable[Object], pods: Iterable[Pod], events: Iterable[Object] = ()) -> list[ClusterJob]:
-    """The jobs that these objects belong to, the newest first."""
+    """The jobs of these objects, the newest first."""
     config_of: dict[tuple[str, str], Object] = {}
     pods_of: dict[tuple[str, str], list[Pod]] = {}
     for config in configs:
@@ -162,18 +162,18 @@ def read(configs: Iterable[Object], pods: Iterable[Pod], events: Iterable[Object
     for key in dict.fromkeys([*config_of, *pods_of]):
         mine = tuple(sorted(pods_of.get(key, []), key=lambda pod: str(pod["metadata"]["name"])))
         job = ClusterJob(key[0], key[1], config_of.get(key), mine, warnings)
-        if job.config is not None or job.master is not None:  # else what is left of one, and about to go
+        if job.config is not None or job.master is not None:  # else leftovers that are being removed
             found.append(job)
     return sorted(found, key=lambda job: job.started_at or 0.0, reverse=True)
 
 
 async def list_jobs(api: KubernetesApi, namespace: str | None, deadline_seconds: float = 10.0) -> list[ClusterJob]:
-    """The jobs of a namespace, or of all."""
+    """The jobs of one namespace, or of all."""
     return await _list(api, namespace, _OURS, deadline_seconds)
 
 
 async def look(api: KubernetesApi, namespace: str, name: str, deadline_seconds: float = 10.0) -> ClusterJob:
-    """The job as it is now. One that is not there has no ConfigMap and no pods."""
+    """The current state of a job. A job that does not exist has no ConfigMap and no pods."""
     found = await _list(api, namespace, labelled(names.labels(name)), deadline_seconds)
     return found[0] if found else ClusterJob(namespace, name)
 
@@ -191,13 +191,13 @@ async def _list(
     configs, pods = await asyncio.gather(items("configmaps", params), items("pods", params))
     events: list[Object] = []
     if any(phase_of(pod) is ReplicaPhase.PENDING for pod in pods):
-        with contextlib.suppress(Refused):  # who may not read events hears less
+        with contextlib.suppress(Refused):  # without this right, less is reported
             events = await items("events", {"fieldSelector": "involvedObject.kind=Pod,type=Warning"})
     return read(configs, pods, events)
 
 
 async def ended(api: KubernetesApi, job: ClusterJob, deadline_seconds: float | None = None) -> bool:
-    """Wait until the job is over and, for a moment, until its name is free. False when the deadline came first."""
+    """Wait until the job has ended and, briefly, until its name is free. False if the deadline passes first."""
     try:
         async with asyncio.timeout(deadline_seconds):
             while (job := await look(api, job.namespace, job.name, _OUTAGE_SECONDS)).running:
@@ -211,14 +211,14 @@ async def ended(api: KubernetesApi, job: ClusterJob, deadline_seconds: float | N
 
 
 async def delete(api: KubernetesApi, job: ClusterJob) -> None:
-    """Remove the job and everything of it, at once: what the ConfigMap owns goes with it."""
+    """Remove the job at once, with everything that its ConfigMap owns."""
     await api.remove(f"{folder('ConfigMap', job.namespace)}/{names.config_name(job.name)}")
-    # What `kubectl apply` made of `--yaml` belongs to nobody. Who may not remove it could not have made it.
+    # Objects that `kubectl apply` created from `--yaml` have no owner. Without the right to delete, there are none.
     named = {"Secret": names.config_name, "Service": names.service_name, "NetworkPolicy": names.config_name}
     for kind, name in named.items():
         with contextlib.suppress(Refused):
             await api.remove(f"{folder(kind, job.namespace)}/{name(job.name)}")
-    # The garbage collector gives pods their whole grace; and who would make others again goes first.
+    # The garbage collector would give pods their whole grace period. Delete first what would recreate other pods.
     order = {names.KEEPER: 0, names.MASTER: 1}
     for pod in sorted(job.pods, key=lambda pod: order.get(_role(pod), 2)):
         await api.remove(f"{folder('Pod', job.namespace)}/{pod['metadata']['name']}", grace_seconds=1)
@@ -232,7 +232,7 @@ async def delete(api: KubernetesApi, job: ClusterJob) -> None:
 
 
 async def secret(api: KubernetesApi, job: ClusterJob) -> dict[str, str]:
-    """What the job's processes know and nobody else: the token and keys, by the names of `names.ENV_*`."""
+    """The job's token and keys, by the names of `names.ENV_*`."""
     path = f"{_home(job.namespace)}/secrets/{names.config_name(job.name)}"
     try:
         found = (await api.call("GET", path, deadline_seconds=10.0)).get("data") or {}
@@ -244,7 +244,7 @@ async def secret(api: KubernetesApi, job: ClusterJob) -> dict[str, str]:
 
 
 async def _next_change(api: KubernetesApi, job: ClusterJob) -> None:
-    """Until something happens to the master's pod, or for a while."""
+    """Wait for a change of the master's pod, or for a while."""
     params = named(names.replica_name(job.name, names.MASTER))
     known = "" if job.master is None else str(job.master["metadata"]["resourceVersion"])
     loop = asyncio.get_running_loop()
@@ -252,7 +252,7 @@ async def _next_change(api: KubernetesApi, job: ClusterJob) -> None:
     with contextlib.suppress(WireError):
         watch = api.watch(f"{_home(job.namespace)}/pods", params, seconds=_WATCH_SECONDS)
         async with contextlib.aclosing(watch) as changes:
-            async for kind, seen in changes:  # begins with the pod as it is
+            async for kind, seen in changes:  # begins with the current pod
                 if kind != "BOOKMARK" and str(seen["metadata"]["resourceVersion"]) != known:
                     return
         if loop.time() - began >= SHORT_WATCH_SECONDS:
@@ -261,7 +261,7 @@ async def _next_change(api: KubernetesApi, job: ClusterJob) -> None:
 
 
 async def _gone(api: KubernetesApi, namespace: str, kind: str, name: str) -> None:
-    """Until there is no such object."""
+    """Wait until there is no such object."""
     path, only, pauses = f"{_home(namespace)}/{kind}", named(name), Pauses()
     while True:
         answer = await api.call("GET", path, params=only)
@@ -289,11 +289,11 @@ def _role(pod: Pod) -> str:
 
 
 def _tells(pod: Pod, result: Mapping[str, Any]) -> bool:
-    """Whether there is more to a pod than its job says itself."""
+    """Whether a pod tells more than its job does."""
     end = exit_of(pod) if phase_of(pod) is ReplicaPhase.GONE else None
-    if _role(pod) == names.MASTER:  # one that wrote a result, and ended as it says, did what it had to
+    if _role(pod) == names.MASTER:  # no trouble if it wrote a result and ended accordingly
         return end is None or end.oom or end.code is None or end.code != result.get("exit_code")
-    if result:  # it goes with its job
+    if result:  # it is removed with its job
         return False
     return end is None or end.kind in (OUT_OF_MEMORY, NOT_STARTED)
 

@@ -1,5 +1,5 @@
-"""The keeper, `python -m elasticdl.cluster.kubernetes.keeper JOB NAMESPACE`: a pod that brings a lost master back, and
-clears the job away when it is over.
+"""The keeper, `python -m elasticdl.cluster.kubernetes.keeper JOB NAMESPACE`: a pod that restarts a lost master and
+removes the job's objects when the job has ended.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from elasticdl.cluster.protocol import Exit, ReplicaPhase
 from elasticdl.errors import ElasticDLError, Unreachable
 from elasticdl.job import loglines, names
 
-log = logging.getLogger("elasticdl.cluster.kubernetes.keeper")  # not `__main__`, which this is called when it is run
+log = logging.getLogger("elasticdl.cluster.kubernetes.keeper")  # not `__main__`
 
-BACKOFF_SECONDS = (1.0, 2.0, 4.0)  # before the master is made again after a crash
-LONG_SECONDS = 600.0  # a master that ran so long has no part in the crashes before it
-LOST_SECONDS = (1.0, 60.0)  # the first and the longest pause before one that was lost soon after the one before it
+BACKOFF_SECONDS = (1.0, 2.0, 4.0)  # before the master is restarted after a crash
+LONG_SECONDS = 600.0  # a master that ran this long resets the count of crashes
+LOST_SECONDS = (1.0, 60.0)  # the first and the longest pause if masters are lost in quick succession
 RELIST_SECONDS = 60.0
-LEAVING_SECONDS = 1.0  # between two looks at the Lease, while a master leaves
-OVERDUE_SECONDS = 20.0  # beyond its grace: its node is lost, and nobody else removes it
-PATIENCE_SECONDS = 300.0  # with an API server that does not answer
-STAY_SECONDS = (5.0, 20.0)  # at least, and then at most, of a grace of 30
+LEAVING_SECONDS = 1.0  # between two reads of the Lease, while a master is being deleted
+OVERDUE_SECONDS = 20.0  # after its grace period: its node is lost, and the pod would stay
+PATIENCE_SECONDS = 300.0  # without an answer of the API server
+STAY_SECONDS = (5.0, 20.0)  # at least, and then at most, of a grace period of 30
 LOG_LINES = 20
 _TRIED_AGAIN = PASSING | {401, 410}
 
 
 @dataclass
 class Keeper:
-    """Keeps one job's master, from the ConfigMap that it belongs to. The pods are its memory: it may be replaced."""
+    """Keeps one job's master running. Its only state is the job's ConfigMap and pods, so it can be replaced."""
 
     api: KubernetesApi
     namespace: str
     job: str
-    crashes: int = 0  # of masters; each pod carries how many came before it
-    standing: asyncio.Event = field(default_factory=asyncio.Event)  # whether there is a master that stays, or starts
-    losses: Pauses | None = None  # since one that ran for a while; none after the first
-    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # set when we are sent away: no pause is made any more
+    crashes: int = 0  # of masters; each pod is annotated with the number before it
+    standing: asyncio.Event = field(default_factory=asyncio.Event)  # there is a master that is not being deleted
+    losses: Pauses | None = None  # None: no loss since a master that ran for a while
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # set by SIGTERM: no more pauses
 
     @property
     def master(self) -> str:
@@ -61,7 +61,7 @@ class Keeper:
         return folder("Pod", self.namespace)
 
     async def run(self) -> None:
-        """Until the job is over, or has been removed."""
+        """Run until the job has ended or has been removed."""
         config = await self._config()
         if config is None:
             log.info("The job %s no longer exists.", self.job)
@@ -100,11 +100,11 @@ class Keeper:
             except ApiRefused as refusal:
                 if refusal.code not in _TRIED_AGAIN:
                     raise
-                await asyncio.sleep(pauses.next())  # the next look has what this watch missed
+                await asyncio.sleep(pauses.next())  # the next read has what this watch missed
             except Unreachable:
                 await asyncio.sleep(pauses.next())
 
-    # What there is.
+    # Reading.
 
     async def _config(self) -> Object | None:
         return await find(self.api, "ConfigMap", self.namespace, names.config_name(self.job))
@@ -120,7 +120,7 @@ class Keeper:
             self.standing.set()
 
     async def _wait(self, pod: Pod, version: str, seconds: float) -> bool:
-        """Until something decisive happened to the master's pod, or for so long: whether it did."""
+        """Wait for an important change of the master's pod; False if there was none in this time."""
         params = {**named(self.master), "resourceVersion": version}
         async with contextlib.aclosing(self.api.watch(self._pods, params, seconds=seconds)) as changes:
             async for kind, seen in changes:
@@ -134,18 +134,18 @@ class Keeper:
         return False
 
     async def _done_with(self, pod: Pod, uid: str) -> bool:
-        """Whether a pod that is being deleted need not be waited for: its master gave the Lease back, or its node is
-        lost. Kubelets may take a minute to say that a container has ended, and some never say it.
+        """Whether a pod that is being deleted can be replaced now: its master released the Lease, or its node is lost.
+        Kubelets may take a minute to report that a container has ended, and some never do.
         """
         if _overdue(pod):
             log.warning("The master's pod still exists %g s after its grace period; its node is lost.", OVERDUE_SECONDS)
             return True
         return not await self._lease(pod, uid).held()
 
-    # What is done about it.
+    # Acting.
 
     async def _make(self, uid: str) -> bool:
-        """Make the master's pod again, as the ConfigMap has it; False when the job is no longer there."""
+        """Create the master's pod again from the ConfigMap; False if the job no longer exists."""
         config = await self._config()
         if config is None or leaving(config) or config["metadata"]["uid"] != uid:
             log.info("The job %s is being removed; not starting its master again.", self.job)
@@ -163,7 +163,7 @@ class Keeper:
         return True
 
     async def _ended(self, pod: Pod, uid: str) -> bool:
-        """See to a master that ended without a result; False when the job is over."""
+        """Handle a master that ended without a result; False if the job has ended."""
         end = exit_of(pod, await self._last_lines(pod), ran=True)
         for line in end.last_lines:
             log.info("master: %s", line)
@@ -186,7 +186,7 @@ class Keeper:
         return await self._make(uid)
 
     def _after_loss(self, pod: Pod) -> float:
-        """How long to wait: not at all, unless a node turns masters away, or they end, one after the other."""
+        """How long to wait: 0, unless masters are rejected by a node or end one after the other."""
         if self.losses is None or _ran_seconds(pod) > LOST_SECONDS[1]:
             self.losses = Pauses(*LOST_SECONDS)
             return 0.0
@@ -197,7 +197,7 @@ class Keeper:
             await asyncio.wait_for(self.hurry.wait(), seconds)
 
     async def _release(self, pod: Pod, uid: str) -> None:
-        """Give back the job's Lease for a master that cannot any more: its container has ended, so nobody holds it."""
+        """Release the job's Lease for a master whose container has ended."""
         await self._lease(pod, uid).release()
 
     def _lease(self, pod: Pod, uid: str) -> Lease:
@@ -211,28 +211,28 @@ class Keeper:
         try:
             await self.api.patch(f"{self._pods}/{self.master}", body=body)
         except ApiRefused as refusal:
-            if not refusal.missed:  # somebody removed it: nothing is left that could bear the result
+            if not refusal.missed:  # it was removed: there is no place for the result
                 raise
         await self.tell(pod, "JobFailed", f"The master failed {self.crashes} times: {end.reason}.")
 
     async def _finish(self, pod: Pod, uid: str) -> None:
-        """What the master did itself, unless it was lost as soon as it had said how the job ended."""
+        """Remove the job's objects, if the master was lost before it did so."""
         log.info("The job %s has ended; removing its objects.", self.job)
         await conclude(self.api, self.namespace, self.job, pod, uid)
 
     async def _remove(self, pod: Pod) -> None:
-        """At once: it has ended, leads nothing, or its node is lost. Its name is free then."""
+        """Remove the pod at once, to free its name: it has ended, does not lead, or its node is lost."""
         await self.api.remove(f"{self._pods}/{self.master}", pod["metadata"]["uid"], grace_seconds=0)
 
     async def _last_lines(self, pod: Pod) -> list[str]:
         params = {"tailLines": str(LOG_LINES), "container": main_container(pod)}
-        with contextlib.suppress(ApiRefused, Unreachable):  # it says less, then
+        with contextlib.suppress(ApiRefused, Unreachable):  # then there are no last lines
             path = f"{self._pods}/{pod['metadata']['name']}/log"
             return (await self.api.text("GET", path, params=params, deadline_seconds=5.0)).splitlines()
         return []
 
     async def tell(self, pod: Pod, reason: str, message: str) -> None:
-        """In the log, and as an event of the master's pod: `kubectl describe` shows it."""
+        """Log the message, and create an event of the master's pod, which `kubectl describe` shows."""
         log.warning("%s", message)
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         meta = pod["metadata"]
@@ -255,24 +255,24 @@ class Keeper:
             "lastTimestamp": now,
             "count": 1,
         }
-        with contextlib.suppress(ApiRefused, Unreachable):  # an event is a courtesy
+        with contextlib.suppress(ApiRefused, Unreachable):  # events are optional
             path = f"/api/v1/namespaces/{self.namespace}/events"
             await self.api.call("POST", path, body=event, deadline_seconds=5.0)
 
 
 def _unfit(pod: Pod) -> str:
-    """Why this master cannot lead the job, as it says itself: its pod is of another's making. Mostly empty."""
+    """Why this master cannot lead the job, by its own annotation: another client created its pod. Usually empty."""
     return str(pod["metadata"].get("annotations", {}).get(names.ANNOTATION_UNFIT, ""))
 
 
 def _overdue(pod: Pod) -> bool:
-    """Whether a pod that is being deleted should be gone by far; its deletion time has its grace in it."""
+    """Whether a pod that is being deleted should long be gone; its deletion time includes the grace period."""
     return time.time() > _seconds(pod["metadata"]["deletionTimestamp"]) + OVERDUE_SECONDS
 
 
 def _ran_seconds(pod: Pod) -> float:
-    """How long its container ran; not how long its pod waited for room or an image. Of a lost node, and where a kubelet
-    tells nothing of containers that it evicted: since the pod came to its node."""
+    """How long its container ran, without the time that its pod waited for room or an image. On a lost node, or where
+    a kubelet does not report evicted containers: the time since the pod was assigned to its node."""
     found = pod.get("status", {})
     for status in found.get("containerStatuses", []):
         if status["name"] == main_container(pod):
@@ -290,19 +290,19 @@ def _seconds(moment: str) -> float:
 async def keep(job: str, namespace: str) -> None:
     api = KubernetesApi(credentials.find(), deadline_seconds=PATIENCE_SECONDS)
     try:
-        await _until_sent_away(Keeper(api, namespace, job))
+        await _until_terminated(Keeper(api, namespace, job))
     finally:
         await api.close()
 
 
-async def _until_sent_away(keeper: Keeper) -> None:
-    """Whoever sends us away may send the master away as well, as when a node is drained: see first that there is one.
+async def _until_terminated(keeper: Keeper) -> None:
+    """Run the keeper until SIGTERM, and then until there is a master: a drained node may terminate both at once.
 
-    A master that stands makes the keeper again.
+    A running master starts another keeper.
     """
-    sent_away = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, sent_away.set)
-    keeping, leaving = asyncio.create_task(keeper.run()), asyncio.create_task(sent_away.wait())
+    terminated = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
+    keeping, leaving = asyncio.create_task(keeper.run()), asyncio.create_task(terminated.wait())
     standing = None
     try:
         await asyncio.wait({keeping, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -326,7 +326,7 @@ def main() -> int:
     loglines.configure_logging("INFO", names.keeper_name(job))
     try:
         asyncio.run(keep(job, namespace))
-    except ElasticDLError as error:  # the kubelet starts us again
+    except ElasticDLError as error:  # the kubelet restarts the keeper
         log.error("%s", error)
         return 1
     return 0

@@ -1,4 +1,6 @@
-"""The Lease of a job: whoever holds it is the job's master. Taken before the journal is opened, renewed, given back."""
+"""The Lease of a job. Its holder is the job's master, which takes it before it opens the journal, renews it and
+releases it at the end.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ from elasticdl.job import names
 
 log = logging.getLogger(__name__)
 
-# How long an API server may be away before the master ends, and before another one may take its place.
+# The Lease expires after LEASE_SECONDS; its master gives up earlier, after GIVE_UP_SECONDS without the API server.
 LEASE_SECONDS, GIVE_UP_SECONDS, RENEW_SECONDS = 40, 30.0, 5.0
 LOOK_SECONDS, RELEASE_SECONDS = 1.0, 5.0
 
 
 class Lease:
-    """One holder's hand on it. The clocks of two machines are never compared: a lease is over when whoever waits for it
-    has seen it unchanged for as long as it lasts."""
+    """One holder's view of the Lease. Clocks of two machines are never compared: a Lease has expired when a waiting
+    process has seen it unchanged for its whole duration."""
 
     def __init__(
         self,
@@ -36,18 +38,18 @@ class Lease:
         give_up_seconds: float = GIVE_UP_SECONDS,
         renew_seconds: float = RENEW_SECONDS,
     ) -> None:
-        """`holder`: the uid of its pod; `owner`: the job's ConfigMap, with which the lease goes."""
+        """`holder`: the uid of its pod; `owner`: the job's ConfigMap, which owns the Lease."""
         self._api, self._holder, self._owner = api, holder, dict(owner)
         self._home = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._path = f"{self._home}/{names.config_name(job_name)}"
         self._name, self._labels = names.config_name(job_name), names.labels(job_name)
         self._lease_seconds, self._give_up_seconds = lease_seconds, give_up_seconds
         self._renew_seconds = renew_seconds
-        self._taken = ""  # when we took it
+        self._taken = ""  # when this holder acquired it
         self._version = ""
 
     async def acquire(self) -> None:
-        """Until it is ours. A master that ended in order gave it back; of one that was lost it runs out."""
+        """Wait until this holder has it. A master releases it when it ends; the Lease of a lost master expires."""
         loop, pauses = asyncio.get_running_loop(), Pauses()
         seen: tuple[str, str] | None = None
         since = loop.time()
@@ -60,7 +62,7 @@ class Lease:
                     log.info("Waiting for the lease of %s: another master holds it or did not release it", self._name)
                 left = since + there["spec"].get("leaseDurationSeconds", self._lease_seconds) - loop.time()
                 if left > 0:
-                    await asyncio.sleep(min(LOOK_SECONDS, left))  # a watch would need another permission
+                    await asyncio.sleep(min(LOOK_SECONDS, left))  # a watch would need another right
                     continue
                 log.info("The lease expired: the other master did not renew it")
             self._taken = _now()
@@ -70,22 +72,22 @@ class Lease:
             except ApiRefused as refusal:
                 if refusal.code not in (404, 409):
                     raise
-            await asyncio.sleep(pauses.next())  # somebody was quicker: look again
+            await asyncio.sleep(pauses.next())  # another process was faster: look again
 
     async def keep(self) -> None:
-        """Renew it for good; raises Refused when somebody else has it, Unreachable when nobody can be asked."""
+        """Renew it forever; raises Refused if another holder has it, Unreachable if the API server does not answer."""
         loop = asyncio.get_running_loop()
         renewed = loop.time()
         while True:
             await asyncio.sleep(self._renew_seconds)
-            asked = loop.time()  # not when the answer came: whoever waits may count from any moment since
+            asked = loop.time()  # not when the answer came: a waiting process may count from any moment after this
             left = renewed + self._give_up_seconds - asked
             try:
                 async with asyncio.timeout(max(0.1, left)):
                     await self._renew()
                 renewed = asked
             except (Unreachable, TimeoutError, ApiRefused) as error:
-                # A token that was just replaced, rights that are being applied anew: it says nothing about the lease.
+                # 401, 403: a token or a role is just being replaced, which says nothing about the Lease.
                 if isinstance(error, ApiRefused) and error.code not in (401, 403):
                     raise
                 if loop.time() - renewed >= self._give_up_seconds:
@@ -93,7 +95,7 @@ class Lease:
                     raise Unreachable(f"{what}: {error or 'no answer'}") from error
 
     async def release(self) -> None:
-        """Let the next master have it at once. Whoever cannot lets it run out."""
+        """Release it for the next master; if this fails, it expires."""
         with contextlib.suppress(WireError, TimeoutError):
             async with asyncio.timeout(RELEASE_SECONDS):
                 there = await self._api.find(self._path)
@@ -101,7 +103,7 @@ class Lease:
                     await self._write(there, "")
 
     async def held(self) -> bool:
-        """Whether this holder has it, or had it last and did not give it back."""
+        """Whether this holder has it, or had it last and did not release it."""
         return _holder(await self._api.find(self._path)) == self._holder
 
     async def _renew(self) -> None:
@@ -130,7 +132,7 @@ class Lease:
             "spec": spec,
         }
         if there is None:
-            # A repeated creation whose first answer was lost is refused: the next look finds it ours.
+            # Repeated after a lost answer, this is refused; the next read finds our Lease.
             answer = await self._api.call("POST", self._home, body=body)
         else:
             meta["resourceVersion"] = there["metadata"]["resourceVersion"]
@@ -138,7 +140,7 @@ class Lease:
         self._version = str(answer["metadata"]["resourceVersion"])
 
     def _ours(self, there: Mapping[str, Any]) -> bool:
-        """Whether it is of this submission of the job: one that ended leaves its lease to the garbage collector."""
+        """Whether it belongs to this submission of the job; the garbage collector removes that of an earlier one."""
         owners = there["metadata"].get("ownerReferences", [])
         return any(owner.get("uid") == self._owner["uid"] for owner in owners)
 

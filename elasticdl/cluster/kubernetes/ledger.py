@@ -1,4 +1,4 @@
-"""What is known of a job's pods, put together from lists, watches and answers that may come in any order."""
+"""The state of a job's pods, from lists, watches and answers that may arrive in any order."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Investigate = Callable[[Pod, bool, bool], Awaitable[Exit]]
 
 
 class Ledger:
-    """The last status of each name. What is older than what is known changes nothing.
+    """The last status of each name. Older reports change nothing.
 
-    `investigate(pod, ran, deleted)` finds out how a pod ended, which takes calls; the end is told once it has.
+    `investigate(pod, ran, deleted)` finds out how a pod ended, with calls to the API server; then the end is posted.
     """
 
     def __init__(self, board: Board, investigate: Investigate) -> None:
         self._board, self._investigate = board, investigate
-        self._pods: dict[str, Pod] = {}  # the newest account of each name
+        self._pods: dict[str, Pod] = {}  # the newest report of each name
         self._order: dict[str, tuple[int, str]] = {}
-        self._past: set[str] = set()  # uids of pods that others of the same name have replaced
+        self._past: set[str] = set()  # uids of pods that were replaced by others of the same name
         self._ending: dict[str, asyncio.Task[None]] = {}  # by uid
 
     def all(self) -> list[ReplicaStatus]:
@@ -33,17 +33,17 @@ class Ledger:
         return sorted(self._board.all(), key=lambda status: self._order[status.name])
 
     def first_launch(self, name: str) -> int | None:
-        """When a pod of this name was first made."""
+        """When a pod of this name was first created."""
         found = self._order.get(name)
         return found[0] if found else None
 
     def alive(self) -> list[ReplicaStatus]:
-        """Those whose end has not been heard of, not even in part."""
+        """Replicas whose end has not been reported, not even partly."""
         statuses = self._board.all()
         return [s for s in statuses if s.phase is not ReplicaPhase.GONE and s.uid not in self._ending]
 
     def take(self, pod: Pod, *, deleted: bool = False) -> None:
-        """Another account of a pod; `deleted`: its last."""
+        """Process another report of a pod; `deleted`: its last one."""
         meta = pod["metadata"]
         name, uid = meta["name"], meta["uid"]
         known = self._board.get(name)
@@ -57,12 +57,12 @@ class Ledger:
         phase = phase_of(pod)
         running = known is not None and known.phase is ReplicaPhase.RUNNING
         if running and phase is ReplicaPhase.PENDING and not deleted:
-            return  # older than what is known
+            return  # an older report
         self._pods[name] = pod
         self._order[name] = min(_first_launch(pod), self._order.get(name, _first_launch(pod)))
         status = _status(pod, phase)
         if deleted or phase is ReplicaPhase.GONE:
-            # One that ended at once may never have been seen running.
+            # A pod that ended at once may never have been seen running.
             task = asyncio.create_task(self._end(pod, known or status, running or has_run(pod), deleted))
             self._ending[uid] = task
             task.add_done_callback(lambda _: self._ending.pop(uid))
@@ -70,14 +70,14 @@ class Ledger:
             self._board.post(status)
 
     def forget(self, status: ReplicaStatus) -> None:
-        """A pod that is not there any more, whose deletion was missed."""
+        """Process the deletion of a pod, which was missed."""
         pod = self._pods[status.name]
         if pod["metadata"]["uid"] == status.uid:
             meta = {"deletionTimestamp": None, **pod["metadata"]}
             self.take({**pod, "metadata": meta}, deleted=True)
 
     async def settle(self) -> None:
-        """Until every end that is known of has been told."""
+        """Wait until every known end has been posted."""
         while self._ending:
             await asyncio.wait(list(self._ending.values()))
 
@@ -116,7 +116,7 @@ def _status(pod: Pod, phase: ReplicaPhase) -> ReplicaStatus:
 
 
 def _first_launch(pod: Pod) -> tuple[int, str]:
-    """Nanoseconds; a pod that somebody else made has whole seconds only."""
+    """Nanoseconds; whole seconds for a pod that another program created."""
     meta = pod["metadata"]
     said = meta.get("annotations", {}).get(names.ANNOTATION_ORDER, "")
     if said.isdecimal():

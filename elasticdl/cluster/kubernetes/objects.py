@@ -1,7 +1,7 @@
-"""The objects of a job in a cluster, from its description. Pure: whoever submits, prints or makes them again.
+"""The objects of a job in a cluster, built from its description. Pure functions.
 
-All of them belong to the ConfigMap: deleting it removes the job. Its uid is known once it is there; what is made here
-names no owner, and `owned` adds it.
+The ConfigMap owns all of them: deleting it removes the job. Its uid is known only after its creation, so objects built
+here name no owner; `owned` adds it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 
-USER = 1000  # of the processes in pods, where nothing speaks against it
+USER = 1000  # of the processes in pods, where possible
 JOB_FILE = str(PurePosixPath(names.CONFIG_DIR) / names.JOB_KEY)
 OVERLAY_FILE = str(PurePosixPath(names.CONFIG_DIR) / names.OVERLAY_KEY)
 
 
 @dataclass(frozen=True)
 class JobObjects:
-    """Everything that is made when a job is submitted; its master makes the rest."""
+    """The objects that the submission creates; the master creates the rest."""
 
     config_map: Object
     secret: Object
@@ -36,7 +36,7 @@ class JobObjects:
     keeper: Pod
 
     def all(self) -> list[Object]:
-        """In the order in which they are made: the owner of the others first, whoever needs them last."""
+        """In the order of creation: the owner of the others first, the pods last."""
         return [self.config_map, self.secret, self.service, self.network_policy, self.master, self.keeper]
 
 
@@ -44,7 +44,7 @@ def job_objects(spec: JobSpec, secrets: Mapping[str, str]) -> JobObjects:
     """The objects of a resolved job. `secrets`: values of `pods.SECRET_ENV`."""
     maker, job, files = pod_maker(spec), str(spec.job_name), {}
     master, keeper = maker(_master(spec, secrets)), _elsewhere(maker(_keeper(spec)), job)
-    if spec.cluster_spec is not None:  # a file of whoever submits: it travels with the job
+    if spec.cluster_spec is not None:  # the user's file becomes part of the job
         files[names.OVERLAY_KEY] = Path(spec.cluster_spec).read_text(encoding="utf-8")
     inside = spec.with_values(cluster_spec=OVERLAY_FILE) if files else spec
     files[names.JOB_KEY] = inside.to_json()
@@ -53,12 +53,12 @@ def job_objects(spec: JobSpec, secrets: Mapping[str, str]) -> JobObjects:
     service = {
         "selector": names.labels(job, names.MASTER),
         "ports": [port],
-        "publishNotReadyAddresses": True,  # it has no probe: who cannot reach it yet tries again
+        "publishNotReadyAddresses": True,  # the master has no probe: clients retry until it answers
     }
     ours = {"podSelector": {"matchLabels": names.labels(job)}}
     policy = {**ours, "policyTypes": ["Ingress"], "ingress": [{"from": [ours]}]}
     config = _object(spec, "v1", "ConfigMap", names.config_name(job), data=files)
-    if spec.cluster_spec is not None:  # for whoever submits the job again
+    if spec.cluster_spec is not None:  # for submitting the job again
         config["metadata"]["annotations"] = {names.ANNOTATION_OVERLAY: str(Path(spec.cluster_spec).absolute())}
     return JobObjects(
         config,
@@ -71,9 +71,9 @@ def job_objects(spec: JobSpec, secrets: Mapping[str, str]) -> JobObjects:
 
 
 def pod_maker(spec: JobSpec, uid: str | None = None) -> PodMaker:
-    """Makes the pods of a resolved job, master and replicas alike; `uid`: of its ConfigMap, once that is there."""
+    """Builds the pods of a resolved job, the master's and the replicas'; `uid`: of its ConfigMap, if it exists."""
     name = names.config_name(str(spec.job_name))
-    # A kubelet changes nothing about who owns a directory of its node: there it is the image that knows its user.
+    # A kubelet does not change the owner of a directory of its node; with one, the image's own user applies.
     on_node = any(volume.host_path is not None for volume in spec.volume)
     return PodMaker(
         spec,
@@ -87,14 +87,13 @@ def pod_maker(spec: JobSpec, uid: str | None = None) -> PodMaker:
 
 
 def owner(job_name: str, uid: str) -> Object:
-    """What the job's objects are said to belong to. A pod with a controller is one that `kubectl drain` takes away
-    without being forced: somebody makes it again."""
+    """The owner reference of the job's objects. `kubectl drain` evicts a pod with a controller without --force."""
     name = names.config_name(job_name)
     return {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": uid, "controller": True}
 
 
 def owned(thing: Object, by: Mapping[str, str]) -> Object:
-    """The object as one of this owner's."""
+    """The object with this owner."""
     return {**thing, "metadata": {**thing["metadata"], "ownerReferences": [dict(by)]}}
 
 
@@ -116,7 +115,7 @@ def _master(spec: JobSpec, secrets: Mapping[str, str]) -> ReplicaRequest:
 
 
 def _elsewhere(keeper: Pod, job: str) -> Pod:
-    """On another node than the master, if there is room: whoever loses one node loses one of the two."""
+    """Prefer another node than the master's: a lost node then takes only one of the two."""
     term = {"labelSelector": {"matchLabels": names.labels(job, names.MASTER)}, "topologyKey": "kubernetes.io/hostname"}
     wish = {
         "podAntiAffinity": {

@@ -1,4 +1,4 @@
-"""The user's own changes to pods: the Python file of --cluster_spec."""
+"""The user's changes to pods: the Python file of --cluster_spec."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from elasticdl.errors import Problem, UsageError
 
 
 def load(path: Path) -> Callable[[Pod], Pod]:
-    """The file's `with_pod(pod)`, or that of its object `cluster`: takes a pod as Kubernetes' JSON has it, as dicts and
-    lists, and returns it changed (or None, having changed it in place).
+    """The file's `with_pod(pod)`, or that of its object `cluster`: takes a pod as dicts and lists, as in
+    Kubernetes' JSON, and returns it changed (or changes it in place and returns None).
     """
     spec = importlib.util.spec_from_file_location("elasticdl_cluster_spec", path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -21,7 +21,7 @@ def load(path: Path) -> Callable[[Pod], Pod]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the user's code: whatever it raises is told to the user
+    except Exception as error:  # the user's code: report any exception to the user
         raise _problem(path, f"raised {error!r} when it was loaded", "Fix the file.") from error
     with_pod = getattr(module, "with_pod", None) or getattr(getattr(module, "cluster", None), "with_pod", None)
     if not callable(with_pod):

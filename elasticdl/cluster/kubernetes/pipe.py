@@ -1,7 +1,7 @@
-"""Standard input and output of a process in a pod, joined to one of the pod's ports.
+"""Connects standard input and output of a process in a pod to one of the pod's ports.
 
-It is what `elasticdl status` and the like run in a pod, to reach the master through the API server. The text of
-this file is the program: it imports nothing but the standard library.
+Commands such as `elasticdl status` run it in a pod to reach the master through the API server. The text of this file is
+the program: it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 
-READY = b"joined to the port\n"  # comes first; anything else there is not the port's, but somebody's complaint
+READY = b"joined to the port\n"  # comes first; other output before it is an error message
 _CHUNK = 1 << 16
 _CONNECT_SECONDS = 5.0
 
@@ -32,12 +32,12 @@ def main(port: int) -> int:
 
 
 def _read_input(connection: socket.socket) -> None:
-    """Pass on what comes, and end the process when nothing more can."""
+    """Forward the input, and end the process when the input ends."""
     try:
         while data := os.read(0, _CHUNK):
             connection.sendall(data)
     finally:
-        os._exit(0)  # the other thread waits for the port
+        os._exit(0)  # the other thread is blocked on the port
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The logs of a job's pods, read from the API server: as they are, in the order of time, and as they grow."""
+"""Reads the logs of a job's pods from the API server: merged in the order of time, or followed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from elasticdl.errors import Unreachable, WireError
 from elasticdl.job import names
 
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
-_LAST_SECONDS = 5.0  # for what is still to be read when the job has ended
+_LAST_SECONDS = 5.0  # to read the rest after the job has ended
 _WATCH_SECONDS = 60.0
-_SILENCE_SECONDS = 20.0  # in the midst of a log
+_SILENCE_SECONDS = 20.0  # within a log
 _TRY_SECONDS = 30.0
-_TRIED_AGAIN = PASSING | {401}  # the second time with new credentials
-_NOT_YET = 400  # what the API server answers while a container waits to start
+_TRIED_AGAIN = PASSING | {401}  # the retry uses new credentials
+_NOT_YET = 400  # the API server's answer while a container waits to start
 
 Line = tuple[int, str]  # nanoseconds since 1970, text
 
@@ -32,7 +32,7 @@ def short_name(pod: Pod, job_name: str) -> str:
 
 
 def parse(line: str) -> Line:
-    """A line as the API server gives it with its time. It writes the fraction of a second without ending zeros."""
+    """Parse a line with the API server's timestamp, which has no trailing zeros in its fraction of a second."""
     found = _TIME.match(line)
     if found is None:
         return 0, line
@@ -49,7 +49,7 @@ async def read(
     silence_seconds: float = _SILENCE_SECONDS,
     try_seconds: float = _TRY_SECONDS,
 ) -> list[Line]:
-    """What a pod has said; nothing while it has not started. A long log may take long, as long as more of it comes."""
+    """The log of a pod; empty before it starts. A long log has no deadline while more lines arrive."""
     params = {"container": main_container(pod), "timestamps": "true"}
     if tail is not None:
         params["tailLines"] = str(tail)
@@ -85,7 +85,7 @@ async def _all(lines: AsyncGenerator[str, None], silence_seconds: float) -> list
 
 @dataclass
 class Following:
-    """Pods whose logs are read as they grow, those too that start later."""
+    """Follows the logs of pods, also of pods that start later."""
 
     api: KubernetesApi
     job: ClusterJob
@@ -95,7 +95,7 @@ class Following:
     _readers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def lines(self) -> AsyncGenerator[tuple[str, str], None]:
-        """(short name of the replica, line) until the job has ended and all is read."""
+        """(short name of the replica, line) until the job has ended and all logs are read."""
         over = asyncio.create_task(self._over())
         finding = asyncio.create_task(self._find())
         try:
@@ -114,7 +114,7 @@ class Following:
             await asyncio.wait({over, finding, *self._readers.values()})
 
     async def _over(self) -> None:
-        """The job has ended, and what its pods said last is read."""
+        """Wait until the job has ended and the last lines of its pods are read."""
         await ended(self.api, self.job)
         if self._readers:
             await asyncio.wait(self._readers.values(), timeout=_LAST_SECONDS)
@@ -124,13 +124,13 @@ class Following:
         mine, pauses = labelled(names.labels(self.job.name)), Pauses()
         while True:
             with contextlib.suppress(WireError):
-                watch = self.api.watch(home, mine, seconds=_WATCH_SECONDS)  # begins with the pods as they are
+                watch = self.api.watch(home, mine, seconds=_WATCH_SECONDS)  # begins with the current pods
                 async with contextlib.aclosing(watch) as changes:
                     async for kind, pod in changes:
                         pauses = Pauses()
                         if kind not in ("BOOKMARK", "DELETED"):
                             self._consider(pod)
-            await asyncio.sleep(pauses.next())  # the next look
+            await asyncio.sleep(pauses.next())  # before the next watch
 
     def _consider(self, pod: Pod) -> None:
         uid, short = pod["metadata"]["uid"], short_name(pod, self.job.name)
@@ -139,12 +139,12 @@ class Following:
             self._readers[uid] = asyncio.create_task(self._read(pod, uid, short))
 
     async def _read(self, pod: Pod, uid: str, short: str) -> None:
-        """Until the pod has no more to say. A connection that breaks, or a container that comes back, is read on."""
+        """Read until the pod has ended; continue after a broken connection or a restarted container."""
         pauses = Pauses()
         while True:
             params = {"container": main_container(pod), "timestamps": "true", "follow": "true"}
             last = self.seen.get(uid, 0)
-            if last:  # whole seconds: what came before within that one is skipped below
+            if last:  # whole seconds: earlier lines of the same second are skipped below
                 at = datetime.datetime.fromtimestamp(last // 10**9, datetime.UTC)
                 params["sinceTime"] = at.strftime("%Y-%m-%dT%H:%M:%SZ")
             with contextlib.suppress(WireError):
@@ -171,7 +171,7 @@ class Following:
 
 
 def merged(parts: Sequence[tuple[str, list[Line]]]) -> list[tuple[str, str]]:
-    """(short name, line) of several replicas in the order of time."""
+    """(short name, line) of several replicas, in the order of time."""
     timed = [(at, number, short, text) for short, lines in parts for number, (at, text) in enumerate(lines)]
     return [(short, text) for _, _, short, text in sorted(timed, key=lambda found: (found[0], found[1]))]
 

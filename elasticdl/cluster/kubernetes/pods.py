@@ -1,4 +1,4 @@
-"""The pod of a replica, from the job's description: pure functions, and the overlays that users lay over them."""
+"""Builds the pod of a replica from the job's description, with the user's overlays. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from elasticdl.job import names, storage
 from elasticdl.job.resources import ResourceSpec
 from elasticdl.job.spec import JobSpec
 
-GRACE_SECONDS = 30  # for whoever is preempted, evicted or deleted without a word about it
+GRACE_SECONDS = 30  # for pods that others preempt, evict or delete
 SECRET_ENV = (
     names.ENV_TOKEN, names.ENV_DATA_KEY, names.ENV_DATA_SECRET, names.ENV_TLS_CERT, names.ENV_TLS_KEY,
 )  # fmt: skip
 LOW_PRIORITY = "low"
-# Those that talk to the API server, and have a service account for it.
+# Roles that use the API server, with a service account.
 _WITH_TOKEN = (names.MASTER, names.KEEPER)
-# The keeper waits, nearly always: a Python with an HTTP client.
+# The keeper is nearly always idle: a Python process with an HTTP client.
 _KEEPER_RESOURCES = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "256Mi"}}
-# So that `kubectl logs` needs no word about which container is meant: since 1.21, and before.
+# The container that `kubectl logs` shows by default: since 1.21, and before.
 _SHOWN_FIRST = ("kubectl.kubernetes.io/default-container", "kubectl.kubernetes.io/default-logs-container")
 _MAKE_FOLDER = """\
 import os, sys
@@ -33,7 +33,7 @@ try:
     os.makedirs(sys.argv[1], exist_ok=True)
     os.chmod(sys.argv[1], 0o1777)
 except OSError as error:
-    said = f"cannot create {sys.argv[1]}: {error}"  # the master tries, too, and says what to do
+    said = f"cannot create {sys.argv[1]}: {error}"  # the master tries again and logs the remedy
     print(said)
     open("/dev/termination-log", "w").write(said)
 """
@@ -41,15 +41,15 @@ except OSError as error:
 
 @dataclass(frozen=True)
 class PodMaker:
-    """Makes the pods of one job."""
+    """Builds the pods of one job."""
 
     spec: JobSpec
-    owner: Mapping[str, Any] | None = None  # the reference to the object that all of the job goes with
-    secret: str | None = None  # the Secret that holds `SECRET_ENV`; without it they stand in the pod as they are
+    owner: Mapping[str, Any] | None = None  # the reference to the object that owns the job
+    secret: str | None = None  # the Secret with `SECRET_ENV`; None: plain values in the pod
     config: str | None = None  # the ConfigMap that is mounted in every pod
     service_account: str | None = None  # the master's and the keeper's; other pods get no token
-    run_as: int | None = None  # a user id: not root, and the image's files cannot be changed
-    overlay: Callable[[Pod], Pod] | None = None  # the user's last word: see overlay.py
+    run_as: int | None = None  # a user id: not root, with a read-only root filesystem
+    overlay: Callable[[Pod], Pod] | None = None  # applied last: see overlay.py
 
     def __call__(self, request: ReplicaRequest) -> Pod:
         spec, role = self.spec, request.role
@@ -81,7 +81,7 @@ class PodMaker:
         pod_spec: dict[str, Any] = {
             "restartPolicy": restart_policy(role),
             "terminationGracePeriodSeconds": GRACE_SECONDS,
-            # The replica is not process 1 then, which would be deaf to signals that it does not handle.
+            # Otherwise the replica would be process 1, which ignores signals that it does not handle.
             "shareProcessNamespace": True,
             "enableServiceLinks": False,
             "automountServiceAccountToken": role in _WITH_TOKEN,
@@ -118,7 +118,7 @@ class PodMaker:
 
 
 def escaped(text: str) -> str:
-    """So that Kubernetes, which fills in `$(NAME)`, leaves it as it is."""
+    """Escape `$`, so that Kubernetes does not expand `$(NAME)`."""
     return text.replace("$", "$$")
 
 
@@ -133,9 +133,9 @@ def image_of(spec: JobSpec, role: str) -> str:
 
 
 def priority_of(spec: JobSpec, role: str, number: int) -> str | None:
-    """The PriorityClass of a replica. A share of the workers is spread evenly over their numbers, newcomers too.
+    """The PriorityClass of a replica. A share of the workers is spread evenly over their slot numbers.
 
-    Not over their indices: those with a low priority are lost most often, and would have high successors in the end.
+    Not over their indices: workers with a low priority are lost most often, and their successors would become high.
     """
     if role != names.WORKER:
         found: str | None = getattr(spec, f"{names.MASTER if role == names.KEEPER else role}_pod_priority")
@@ -149,13 +149,13 @@ def priority_of(spec: JobSpec, role: str, number: int) -> str | None:
 
 
 def resources_of(spec: JobSpec, request: ReplicaRequest) -> dict[str, dict[str, str]]:
-    """Requests and limits; more memory than the job's description says goes to both in the same measure."""
+    """Requests and limits; memory that exceeds the job's description raises both by the same factor."""
     role: Any = request.role
     if role == names.KEEPER:
         return copy.deepcopy(_KEEPER_RESOURCES)
     asked = spec.request(role)
     limit = spec.limit(role) or asked
-    # Anything but cpu and memory is one number to Kubernetes: as much is requested as is allowed.
+    # For other resources than cpu and memory, Kubernetes requires that request and limit are equal.
     extended = {**dict(asked.extended), **dict(limit.extended)}
     asked_memory, limit_memory = asked.memory, limit.memory
     if request.memory_limit_bytes is not None and limit_memory is not None:
@@ -169,9 +169,9 @@ def resources_of(spec: JobSpec, request: ReplicaRequest) -> dict[str, dict[str, 
 
 
 def merged(base: Any, over: Any) -> Any:
-    """`over` laid on `base`: objects by key, lists of things by name (mounts by path), other lists one after the other.
+    """`base` with `over` applied: merges objects by key and lists by name (mounts by path), appends other lists.
 
-    None removes; anything else replaces.
+    None removes a key; other values replace it.
     """
     if isinstance(base, dict) and isinstance(over, dict):
         result = {key: value for key, value in base.items() if over.get(key, value) is not None}
@@ -188,7 +188,7 @@ def merged(base: Any, over: Any) -> Any:
 
 
 def _name(item: Any) -> str | None:
-    """What tells it from others of its list: a mount's name is its volume's, which may be mounted twice."""
+    """The key of a list item: for mounts the path, since a volume may be mounted twice."""
     return item.get("mountPath", item.get("name")) if isinstance(item, dict) else None
 
 
@@ -196,21 +196,21 @@ def _quantities(known: ResourceSpec, extended: Mapping[str, int]) -> dict[str, s
     found = {} if known.cpu is None else {"cpu": f"{round(known.cpu * 1000)}m"}
     if known.memory is not None:
         mebibytes, rest = divmod(known.memory, 1 << 20)
-        found["memory"] = str(known.memory) if rest else f"{mebibytes}Mi"  # as people read it in kubectl describe
+        found["memory"] = str(known.memory) if rest else f"{mebibytes}Mi"  # readable in kubectl describe
     return {**found, **{name: str(amount) for name, amount in extended.items()}}
 
 
 def restart_policy(role: str) -> str:
-    """Everybody is started again by somebody who knows why it ended and how often: the keeper, and the master.
+    """Never, except for the keeper: the keeper and the master restart pods, and know why and how often they ended.
 
-    A kubelet that started them again in place, as --restart_policy once had it do, would hide their crashes. And a
-    master that is done stays as it is, with its log and exit code: that is what a job leaves behind.
+    A kubelet that restarts them in place, as with the old --restart_policy, would hide their crashes. A master that has
+    ended remains with its log and exit code as the record of its job.
     """
     return "OnFailure" if role == names.KEEPER else "Never"
 
 
 def _volumes(spec: JobSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Volumes and where they are mounted; two mounts of one source share a volume."""
+    """Volumes and their mounts; two mounts of one source share a volume."""
     volumes: dict[tuple[str, str], dict[str, Any]] = {}
     mounts = []
     for volume in spec.volume:
@@ -228,16 +228,16 @@ def _volumes(spec: JobSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
 
 def folder_pod(master: dict[str, Any], owner: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """A pod that makes the job's folder as root, on the claims and the node that a master's pod has, and ends.
+    """A pod that creates the job's folder as root, with the claims and on the node of the master's pod, and ends.
 
-    It has no label of the job, of which it is no replica.
+    It has no label of the job, because it is not a replica.
     """
     there = master["spec"]
     volumes = [volume for volume in there["volumes"] if "persistentVolumeClaim" in volume]
     claimed = {volume["name"] for volume in volumes}
     beside = next(c for c in there["containers"] if c["name"] == main_container(master))
     mounts = [mount for mount in beside["volumeMounts"] if mount["name"] in claimed]
-    resources = {**_KEEPER_RESOURCES, "requests": {"cpu": "0", "memory": "0"}}  # no node is too full for it
+    resources = {**_KEEPER_RESOURCES, "requests": {"cpu": "0", "memory": "0"}}  # fits on a full node
     maker = _folder_maker(path, {**beside, "volumeMounts": mounts, "resources": resources})
     meta = master["metadata"]
     return {
@@ -251,7 +251,7 @@ def folder_pod(master: dict[str, Any], owner: Mapping[str, Any], path: str) -> d
         },
         "spec": {
             "restartPolicy": "Never",
-            "nodeName": there["nodeName"],  # which has the image, and the claim
+            "nodeName": there["nodeName"],  # it has the image and the claim
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": 1,
@@ -265,7 +265,7 @@ def folder_pod(master: dict[str, Any], owner: Mapping[str, Any], path: str) -> d
 
 
 def _folder_maker(path: str, beside: dict[str, Any]) -> dict[str, Any]:
-    """Makes the job's folder where only root can. Anybody may write there then, as in /tmp; it may do no more."""
+    """Creates the job's folder where only root can. All users may write there, as in /tmp. It has no other rights."""
     return {
         "name": "state-folder",
         "image": beside["image"],
@@ -285,13 +285,13 @@ def _folder_maker(path: str, beside: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_root(pod_spec: dict[str, Any], container: dict[str, Any], user: int) -> None:
-    """As this user, with a root that cannot be written to; /tmp can."""
+    """Run as this user, with a read-only root filesystem and a writable /tmp."""
     pod_spec["securityContext"] |= {
         "runAsUser": user,
         "runAsGroup": user,
         "runAsNonRoot": True,
         "fsGroup": user,
-        "fsGroupChangePolicy": "OnRootMismatch",  # else every file of a large volume is touched whenever a pod starts
+        "fsGroupChangePolicy": "OnRootMismatch",  # otherwise each start of a pod changes every file of a large volume
     }
     container["securityContext"] |= {"readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     taken = {mount["mountPath"] for mount in container["volumeMounts"]}

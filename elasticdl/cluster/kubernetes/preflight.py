@@ -1,4 +1,4 @@
-"""What an API server can say about a job before it is submitted: everything that is missing, wrong or not allowed."""
+"""Checks a job with the API server before its submission: reports all that is missing, wrong or not allowed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
 from elasticdl.job.strategy import strategy_of
 
-MANIFESTS = "manifests"  # where this project keeps what an administrator applies once
-CHECKED = f"{names.APP}-check-"  # how the names of objects begin that are only tried
+MANIFESTS = "manifests"  # the project's folder with what an administrator applies once
+CHECKED = f"{names.APP}-check-"  # prefix for the names of objects that are only tried
 _CHECKED = re.compile(rf' "{CHECKED}\w+"')
-# (group, resource, verb): what master and keeper do, as manifests/elasticdl-rbac.yaml grants it.
+# (group, resource, verb) that master and keeper need, as manifests/elasticdl-rbac.yaml grants them.
 MASTER_NEEDS = (
     *(("", "pods", verb) for verb in ("get", "list", "watch", "create", "delete", "patch")),
     ("", "pods/log", "get"),
@@ -31,7 +31,7 @@ MASTER_NEEDS = (
     ("", "configmaps", "delete"),
     *(("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")),
 )
-# What whoever submits does. Who may not make a NetworkPolicy does without, and is told so.
+# Needed for a submission. Without the right to create a NetworkPolicy there is none, with a warning.
 USER_NEEDS = (
     *(("", resource, "create") for resource in ("configmaps", "secrets", "services", "pods")),
     ("", "configmaps", "get"),
@@ -41,7 +41,7 @@ USER_NEEDS = (
 
 
 async def preflight(api: KubernetesApi, spec: JobSpec, secrets: Mapping[str, str]) -> list[Problem]:
-    """Everything that stands in the way of this job. What we may not ask is left to the submission itself."""
+    """All problems of this job. What we may not check is left to the submission itself."""
     namespace = str(spec.namespace)
     if await _missing(api, f"/api/v1/namespaces/{namespace}"):
         remedy = f"Create it with kubectl create namespace {namespace}, or use another one."
@@ -61,7 +61,7 @@ async def _name(api: KubernetesApi, spec: JobSpec) -> list[Problem]:
     try:
         problem = await name_taken(api, spec)
     except ApiRefused as refusal:
-        if refusal.code != 403:  # else `_rights` says what is missing
+        if refusal.code != 403:  # `_rights` reports what is missing
             raise
         return []
     return [] if problem is None else [problem]
@@ -104,7 +104,7 @@ async def _claims(api: KubernetesApi, spec: JobSpec) -> list[Problem]:
 
 
 async def _account(api: KubernetesApi, namespace: str, account: str) -> list[Problem]:
-    """Whether the master's service account is there and may do what it must, where we may ask."""
+    """Whether the master's service account exists and has its rights, where we may check."""
     remedy = "An administrator creates it once: " + rbac_command(namespace)
     if await _missing(api, f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}"):
         what = f"namespace {namespace} has no service account {account}, which the master needs to create pods"
@@ -120,7 +120,7 @@ async def _account(api: KubernetesApi, namespace: str, account: str) -> list[Pro
 
 
 def rbac_command(namespace: str, *, from_inside: bool = False) -> str:
-    """Grants the master what it needs; `from_inside`: and a namespace's default account what it takes to submit."""
+    """The command that grants the master's rights; `from_inside`: also those to submit, for the default account."""
     files = [f"{MANIFESTS}/elasticdl-rbac.yaml"]
     if from_inside:
         files.append(f"{MANIFESTS}/examples/elasticdl-rbac.yaml")
@@ -134,8 +134,8 @@ async def _rights(api: KubernetesApi, namespace: str) -> list[Problem]:
     refused = await _reviewed(api, "SelfSubjectAccessReview", path, namespace, USER_NEEDS, {})
     if not refused:
         return []
-    who = api.credentials.context or api.credentials.server
-    what = f"{who} does not let you {', '.join(refused)} in namespace {namespace}"
+    place = api.credentials.context or api.credentials.server
+    what = f"{place} does not let you {', '.join(refused)} in namespace {namespace}"
     return [Problem("--namespace", namespace, what, "Ask an administrator for these rights, or use another context.")]
 
 
@@ -145,19 +145,19 @@ async def _reviewed(
     path: str,
     namespace: str,
     needs: tuple[tuple[str, str, str], ...],
-    who: Mapping[str, Any],
+    user: Mapping[str, Any],
 ) -> list[str]:
-    """Which of the needs are refused, as "create pods"; none where we may not ask."""
+    """The refused needs, such as "create pods"; none where we may not check."""
 
     async def allowed(group: str, resource: str, verb: str) -> bool:
         plural, _, sub = resource.partition("/")
         attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": plural, "subresource": sub}
-        meta = {"metadata": {"namespace": namespace}} if who else {}
+        meta = {"metadata": {"namespace": namespace}} if user else {}
         body: Object = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": kind,
             **meta,
-            "spec": {"resourceAttributes": attributes, **who},
+            "spec": {"resourceAttributes": attributes, **user},
         }
         try:
             return bool((await api.call("POST", path, body=body))["status"]["allowed"])
@@ -171,7 +171,7 @@ async def _reviewed(
 
 
 def _replicas(spec: JobSpec) -> list[Object]:
-    """A pod of each role that the master makes."""
+    """A pod of each role that the master starts."""
     maker, job = pod_maker(spec), str(spec.job_name)
     return [
         maker(ReplicaRequest(names.replica_name(job, role, 0), role, 0, ("python",), spec.envs))
@@ -194,19 +194,19 @@ def restarted(spec: JobSpec, objects: Sequence[Object]) -> list[Problem]:
 
 
 async def _rehearsal(api: KubernetesApi, objects: Sequence[Object]) -> list[Problem]:
-    """Have the server take every one of them without keeping it: quotas, admission, overlays."""
+    """Create all objects as a dry run, to check quotas, admission and overlays."""
     said = await asyncio.gather(*(_refusal(api, thing) for thing in objects))
     found: dict[str, list[str]] = {}
     for thing, refusal in zip(objects, said, strict=True):
         if refusal is not None:
-            who = thing["metadata"]["labels"].get(names.LABEL_TYPE, thing["kind"])
-            found.setdefault(_CHECKED.sub("", str(refusal)), []).append(who)
+            role = thing["metadata"]["labels"].get(names.LABEL_TYPE, thing["kind"])
+            found.setdefault(_CHECKED.sub("", str(refusal)), []).append(role)
     remedy = "Change the flag, or the overlay of --cluster_spec or --cluster_spec_json, that requests it."
-    return [Problem(", ".join(who), "", text.rstrip("."), remedy) for text, who in found.items()]
+    return [Problem(", ".join(roles), "", text.rstrip("."), remedy) for text, roles in found.items()]
 
 
 async def _refusal(api: KubernetesApi, thing: Object) -> ApiRefused | None:
-    # Under a name of the server's making: what an earlier job left may still have its own.
+    # With a generated name: objects of an earlier job may still have the real one.
     meta = {key: value for key, value in thing["metadata"].items() if key != "name"}
     body = {**thing, "metadata": {**meta, "generateName": CHECKED}}
     try:
@@ -217,7 +217,7 @@ async def _refusal(api: KubernetesApi, thing: Object) -> ApiRefused | None:
 
 
 async def _missing(api: KubernetesApi, path: str) -> bool:
-    """Whether it is not there; not known where we may not look."""
+    """Whether it does not exist; False where we may not look."""
     try:
         await api.call("GET", path)
     except ApiRefused as refusal:

@@ -1,4 +1,4 @@
-"""What a pod's own account means: its phase, what holds it up, and how it ended. Pure functions of the pod."""
+"""Interprets a pod's status: its phase, what delays it, and how it ended. Pure functions of the pod."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Object = dict[str, Any]  # as the API server has it
 Pod = Object
 
 CONTAINER = "main"
-STOPPED, KILLED = "stopped", "killed"  # by us: values of names.ANNOTATION_ENDING
+STOPPED, KILLED = "stopped", "killed"  # by the master: values of names.ANNOTATION_ENDING
 
 _ENDED = ("Succeeded", "Failed")
 _NOT_KEPT = "Kubernetes did not keep its exit status"
 _NEVER_SEEN = "ContainerStatusUnknown"  # a kubelet's placeholder, with exit code 137, for a container it does not find
-COULD_NOT_START, INIT_FAILED = "could not be started", "its init container"  # how reasons of such ends begin
+COULD_NOT_START, INIT_FAILED = "could not be started", "its init container"  # prefixes of reasons
 
-# Why a container waits, in words. Kubernetes' own message follows.
+# Why a container waits. Kubernetes' own message follows.
 _IMAGE_REASONS = frozenset(
     {
         "ErrImagePull",
@@ -57,7 +57,7 @@ _WAITING = {
     "RunContainerError": "its container cannot be started",
     "CrashLoopBackOff": "it crashes repeatedly",
 }
-# Reasons of a whole pod with which a node turns it away or lets it go, through no fault of its own; kind and words.
+# Reasons with which a node rejects or removes a pod through no fault of the pod; kind and words.
 _TAKEN = {
     "Preempting": (PREEMPTED, "removed by its node for a critical pod"),
     "NodeLost": (NODE_LOST, "its node is lost"),
@@ -82,7 +82,7 @@ EVENT_REASONS = frozenset({"Preempted", "TaintManagerEviction", "NodeNotReady"})
 
 
 def phase_of(pod: Pod) -> ReplicaPhase:
-    """Gone as soon as its container is, although the pod's own phase may say so later."""
+    """Gone as soon as its container has ended; the pod's own phase may change later."""
     phase = pod.get("status", {}).get("phase")
     if phase in _ENDED:
         return ReplicaPhase.GONE
@@ -92,18 +92,18 @@ def phase_of(pod: Pod) -> ReplicaPhase:
 
 
 def main_container(pod: Pod) -> str:
-    """The replica's own container: others may have been put beside it."""
+    """The replica's own container: the pod may have others."""
     found = [str(container["name"]) for container in pod["spec"]["containers"]]
     return CONTAINER if CONTAINER in found else found[0]
 
 
 def leaving(pod: Pod) -> bool:
-    """Whether somebody had it deleted."""
+    """Whether it is being deleted."""
     return "deletionTimestamp" in pod["metadata"]
 
 
 def has_run(pod: Pod) -> bool:
-    """Whether its container ever started, as far as the pod tells.
+    """Whether its container ever started, according to the pod.
 
     Since 1.22 a pod that is deleted before its container started may end as Failed.
     """
@@ -117,7 +117,7 @@ def has_run(pod: Pod) -> bool:
 
 
 def last_words(pod: Pod) -> list[str]:
-    """The end of its log, which the kubelet keeps with a container that failed."""
+    """The end of its log, which the kubelet keeps for a failed container."""
     for status in pod.get("status", {}).get("containerStatuses", []):
         terminated = status.get("state", {}).get("terminated") or {}
         message = terminated.get("message", "")
@@ -127,7 +127,7 @@ def last_words(pod: Pod) -> list[str]:
 
 
 def note_of(pod: Pod) -> str:
-    """What holds up a pending pod, or is odd about a running one."""
+    """What delays a pending pod, or is wrong with a running one."""
     status = pod.get("status", {})
     phase = phase_of(pod)
     if phase is ReplicaPhase.GONE:
@@ -150,7 +150,7 @@ def note_of(pod: Pod) -> str:
 
 
 def held_up_by(pod: Pod) -> str:
-    """The kind of what holds up a pending pod; empty when nothing does that would not pass by itself."""
+    """The kind of trouble that delays a pending pod; empty if there is none, or it ends by itself."""
     status = pod.get("status", {})
     if phase_of(pod) is not ReplicaPhase.PENDING or leaving(pod):
         return ""
@@ -166,7 +166,7 @@ def held_up_by(pod: Pod) -> str:
 def exit_of(
     pod: Pod, last_lines: Sequence[str] = (), events: Sequence[dict[str, Any]] = (), *, ran: bool = False
 ) -> Exit:
-    """How a pod ended that has ended, or is no longer there. `events` are its own; `ran`: it was seen running."""
+    """How a pod ended that has ended or is gone. `events`: the pod's; `ran`: it was seen running."""
     status, terminated = pod.get("status", {}), _terminated(pod)
     at = _seconds((terminated or {}).get("finishedAt"))
     kind, taken = _taken(pod, events)
@@ -192,7 +192,7 @@ def exit_of(
 
 
 def _without_a_container(pod: Pod, kind: str, taken: str, last_lines: tuple[str, ...], ran: bool) -> Exit:
-    """No word of how the container ended: there was none, or the kubelet (before 1.22) forgot it with the pod."""
+    """The exit without a container status: there was no container, or a kubelet before 1.22 forgot it."""
     status = pod.get("status", {})
     ending = pod["metadata"].get("annotations", {}).get(names.ANNOTATION_ENDING)
     if taken:
@@ -208,7 +208,7 @@ def _without_a_container(pod: Pod, kind: str, taken: str, last_lines: tuple[str,
 
 
 def _failed_before(status: dict[str, Any]) -> str:
-    """Which init container failed, without which the main one is not started."""
+    """Which init container failed, so that the main one did not start."""
     for container in status.get("initContainerStatuses", []):
         terminated = container.get("state", {}).get("terminated") or {}
         if terminated.get("exitCode"):
@@ -218,7 +218,7 @@ def _failed_before(status: dict[str, Any]) -> str:
 
 
 def _taken(pod: Pod, events: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """Who took the pod away, as kind and in words; empty when nobody did, or we."""
+    """Why others took the pod away, as kind and in words; empty if they did not."""
     status = pod.get("status", {})
     reason, message = status.get("reason", ""), status.get("message", "")
     if _overstepped(pod):
@@ -243,9 +243,9 @@ def _taken(pod: Pod, events: Sequence[dict[str, Any]]) -> tuple[str, str]:
 
 
 def _overstepped(pod: Pod) -> bool:
-    """Whether its node evicted it for using more storage than it may, and not because the node is short of something.
+    """Whether its node evicted it for exceeding its storage limit, not because the node is short of a resource.
 
-    Since 1.22 such a pod keeps how its container ended: by SIGKILL, as if somebody else had wanted it gone.
+    Since 1.22 such a pod reports that its container ended by SIGKILL, as for a deletion by others.
     """
     status = pod.get("status", {})
     return status.get("reason") == "Evicted" and not status.get("message", "").startswith("The node")
@@ -264,7 +264,7 @@ def _main_status(pod: Pod) -> dict[str, Any]:
 
 
 def _code_and_signal(terminated: dict[str, Any]) -> tuple[int | None, int | None]:
-    """A container's runtime reports death by a signal as 128 and the signal."""
+    """A container's runtime reports a signal as exit code 128 plus its number."""
     code = int(terminated.get("exitCode", 0))
     number = terminated.get("signal") or (code - 128 if 128 < code < 128 + signal.NSIG else 0)
     return (None, int(number)) if number and code != EXIT_OUT_OF_MEMORY else (code, None)

@@ -1,4 +1,4 @@
-"""Putting a job into a cluster: its objects, all or none, and room for them where a job of this name was before."""
+"""Submits a job to a cluster: creates all of its objects or none, after removing those of an earlier job."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ PLACES = {
     "Pod": ("/api/v1", "pods"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
-WITHDRAW_SECONDS, REMOVE_SECONDS = 10.0, 300.0  # while somebody waits, and while nobody does
-ROOM_SECONDS = 60.0  # for what an earlier job left to go
-OVER_SECONDS = 90.0  # for the keeper of one that is over, once a kubelet says that its master has ended
-LATE_SECONDS = 15.0  # for a kubelet to say that a pod is gone
+WITHDRAW_SECONDS, REMOVE_SECONDS = 10.0, 300.0  # while a user waits; otherwise
+ROOM_SECONDS = 60.0  # until objects of an earlier job are gone
+OVER_SECONDS = 90.0  # until the keeper of an ended job has removed it
+LATE_SECONDS = 15.0  # until a kubelet reports that a pod is gone
 
 
 def folder(kind: str, namespace: str) -> str:
-    """Where the API has the objects of a kind."""
+    """The API path of the objects of a kind."""
     version, plural = PLACES[kind]
     return f"{version}/namespaces/{namespace}/{plural}"
 
 
 async def find(api: KubernetesApi, kind: str, namespace: str, name: str) -> Object | None:
-    """An object; None where there is none of this name."""
+    """An object; None if there is none with this name."""
     return await api.find(f"{folder(kind, namespace)}/{name}")
 
 
@@ -54,16 +54,16 @@ async def submit(
     tell: Callable[[str], None] = log.info,
     over_seconds: float = OVER_SECONDS,
 ) -> str:
-    """Make a resolved job's objects, or none of them; returns the uid of its ConfigMap, to which they belong.
+    """Create all objects of a resolved job, or none; returns the uid of its ConfigMap, which owns them.
 
-    `master_exists`: the master's pod is there already, and asks for this itself; it becomes one of the job's objects.
-    Asking again changes nothing then. What is told is for the user.
+    `master_exists`: the master's pod exists and makes this call itself; it becomes one of the job's objects. Repeating
+    the call then changes nothing. `tell` gets messages for the user.
     """
     namespace, job, mark = str(spec.namespace), str(spec.job_name), uuid.uuid4().hex
     objects = job_objects(spec, secrets)
     if master_exists:
         master = await api.call("GET", f"{folder('Pod', namespace)}/{objects.master['metadata']['name']}")
-        if _told(master):  # its container was started again: there is nothing to do
+        if _told(master):  # its container was restarted: there is nothing to do
             raise JobFailed(f"the job {job} has ended: it {_outcome(master)}")
         for known in master["metadata"].get("ownerReferences", []):
             if known["name"] == names.config_name(job):
@@ -78,24 +78,24 @@ async def submit(
         if not master_exists:
             await _make(api, owned(objects.master, by), mark)
         await _make(api, owned(objects.keeper, by), mark)
-        if master_exists:  # last: what fails before must not take it along
+        if master_exists:  # last: an earlier failure must not delete it
             path = f"{folder('Pod', namespace)}/{objects.master['metadata']['name']}"
-            # The old client's masters have a label of their own, by which the Service would not find them.
+            # The old client's masters have another label, which the Service does not select.
             adopted = {"metadata": {"ownerReferences": [by], "labels": objects.master["metadata"]["labels"]}}
             await api.patch(path, body=adopted)
-    except BaseException:  # interrupted, too: half a job would stay for ever
+    except BaseException:  # also when interrupted: half a job would stay forever
         await _withdraw(api, namespace, by)
         raise
     return str(by["uid"])
 
 
 async def _begin(api: KubernetesApi, config: Object, mark: str) -> str:
-    """Make the ConfigMap, and none if interrupted: its uid."""
+    """Create the ConfigMap, or none if interrupted; returns its uid."""
     making = asyncio.create_task(_make(api, config, mark))
     try:
         made = await asyncio.shield(making)
     except asyncio.CancelledError:
-        # Whether the server has made it is not known before it answers.
+        # Only the answer tells whether the server has created it.
         await asyncio.wait({making}, timeout=WITHDRAW_SECONDS)
         if making.done() and not making.cancelled() and making.exception() is None:
             meta = making.result()["metadata"]
@@ -106,7 +106,7 @@ async def _begin(api: KubernetesApi, config: Object, mark: str) -> str:
 
 
 async def _make(api: KubernetesApi, thing: Object, mark: str) -> Object:
-    """Make an object; what an earlier job of this name left behind goes by and by, and is waited for."""
+    """Create an object; waits until that of an earlier job with this name is gone."""
     meta, loop, pauses = thing["metadata"], asyncio.get_running_loop(), Pauses()
     annotations = {**meta.get("annotations", {}), names.ANNOTATION_LAUNCH: mark}
     body = {**thing, "metadata": {**meta, "annotations": annotations}}
@@ -132,7 +132,7 @@ async def _make(api: KubernetesApi, thing: Object, mark: str) -> Object:
 
 
 async def _look(api: KubernetesApi, thing: Object) -> Object | None:
-    """What is there under its name; a service account that submits may not look at everything that it makes."""
+    """The existing object of this name; None if this account may not read it."""
     try:
         return await find(api, thing["kind"], thing["metadata"]["namespace"], thing["metadata"]["name"])
     except ApiRefused as refusal:
@@ -142,15 +142,15 @@ async def _look(api: KubernetesApi, thing: Object) -> Object | None:
 
 
 async def _remove_ownerless(api: KubernetesApi, there: Object | None) -> None:
-    """What `kubectl apply` made of `--yaml` belongs to nobody and goes with nothing. Its job is over: this one has the
-    name's ConfigMap."""
+    """Remove an object that `kubectl apply` created from `--yaml`, which has no owner. Its job has ended: the new job
+    has the ConfigMap of this name."""
     if there is None or there["kind"] == "Pod" or there["metadata"].get("ownerReferences") or leaving(there):
         return
     meta = there["metadata"]
-    if meta.get("labels", {}).get(names.LABEL_APP) != names.APP:  # somebody else's, for whatever reason
+    if meta.get("labels", {}).get(names.LABEL_APP) != names.APP:  # not an object of this project
         return
     path = f"{folder(there['kind'], meta['namespace'])}/{meta['name']}"
-    with contextlib.suppress(ApiRefused):  # who may not is told what is in the way
+    with contextlib.suppress(ApiRefused):  # without the right, the caller reports the object
         await api.delete(path, meta["uid"])
 
 
@@ -164,40 +164,40 @@ async def _make_if_allowed(api: KubernetesApi, thing: Object, mark: str, tell: C
 
 
 async def _withdraw(api: KubernetesApi, namespace: str, by: Object) -> None:
-    """Remove the ConfigMap, and with it all that was made."""
+    """Remove the ConfigMap, and with it all created objects."""
 
     async def delete() -> None:
         with contextlib.suppress(ApiRefused, Unreachable):
             await remove_config(api, namespace, by["name"], by["uid"], WITHDRAW_SECONDS)
 
-    # To the end, although whoever submits is leaving.
+    # Complete this even if the submission is cancelled.
     await asyncio.shield(asyncio.create_task(delete()))
 
 
 async def remove_config(
     api: KubernetesApi, namespace: str, name: str, uid: str, deadline_seconds: float = REMOVE_SECONDS
 ) -> None:
-    """Delete a job's ConfigMap; the cluster's garbage collector removes what belongs to it. Nothing, if it is gone."""
+    """Delete a job's ConfigMap, if it exists; the garbage collector removes what it owns."""
     await api.remove(f"{folder('ConfigMap', namespace)}/{name}", uid, deadline_seconds=deadline_seconds)
 
 
 async def conclude(api: KubernetesApi, namespace: str, job: str, master: Pod, uid: str) -> None:
-    """Leave nothing of a job that is over but its master's pod, with its log and its result."""
+    """Remove all of an ended job but its master's pod, with the log and the result."""
     meta = master["metadata"]
     body = {"metadata": {"uid": meta["uid"], "ownerReferences": None}}
     try:
         await api.patch(f"{folder('Pod', namespace)}/{meta['name']}", body=body)
     except ApiRefused as refusal:
-        if not refusal.missed:  # somebody removed it: then nothing stays
+        if not refusal.missed:  # it was removed: then nothing stays
             raise
     await remove_config(api, namespace, names.config_name(job), uid)
 
 
-# Room for a job whose name was used before.
+# Removing an earlier job with the same name.
 
 
 async def _make_room(api: KubernetesApi, spec: JobSpec, tell: Callable[[str], None], over_seconds: float) -> None:
-    """Remove the pods that an earlier job of this name left; raises UsageError when it is still running."""
+    """Remove the pods of an earlier job with this name; raises UsageError if it is still running."""
     namespace, job = str(spec.namespace), str(spec.job_name)
     problem = await name_taken(api, spec)
     if problem is not None:
@@ -209,7 +209,7 @@ async def _make_room(api: KubernetesApi, spec: JobSpec, tell: Callable[[str], No
             tell(f"Removing the master pod of an earlier job {job} ({_outcome(pod)}), with its log.")
         await _delete(api, namespace, pod, at_once=phase_of(pod) is ReplicaPhase.GONE)
     if pods["items"] and await _left_after(api, namespace, job, GRACE_SECONDS + LATE_SECONDS):
-        # Their job is over and their time is up; only a kubelet has not said so yet.
+        # Their job has ended and their grace period is over; only the kubelet has not reported it.
         for pod in (await _pods(api, namespace, job))["items"]:
             await _delete(api, namespace, pod, at_once=True)
         if stay := await _left_after(api, namespace, job, LATE_SECONDS):
@@ -217,7 +217,7 @@ async def _make_room(api: KubernetesApi, spec: JobSpec, tell: Callable[[str], No
 
 
 async def name_taken(api: KubernetesApi, spec: JobSpec) -> Problem | None:
-    """Why the name cannot be used now; an earlier job that has ended does not stand in the way."""
+    """Why the name cannot be used now; None also if an earlier job has ended."""
     namespace, job = str(spec.namespace), str(spec.job_name)
     config = await find(api, "ConfigMap", namespace, names.config_name(job))
     if config is not None and leaving(config):
@@ -225,11 +225,11 @@ async def name_taken(api: KubernetesApi, spec: JobSpec) -> Problem | None:
         return Problem("--job_name", job, "an earlier job with this name is still being removed", remedy)
     pods = (await _pods(api, namespace, job))["items"]
     if any(_told(pod) for pod in pods):
-        return None  # it is over; a kubelet may take a minute to say so, and the keeper to remove it
+        return None  # it has ended; kubelet and keeper may need a minute to remove it
     if config is not None:
         return in_use(job, namespace)
     for pod in pods:
-        # Such as the old client makes: it has no ConfigMap yet.
+        # A pod of the old client has no ConfigMap yet.
         alive = phase_of(pod) is not ReplicaPhase.GONE and not leaving(pod)
         if alive and not pod["metadata"].get("ownerReferences"):
             name = pod["metadata"]["name"]
@@ -244,26 +244,26 @@ def in_use(job: str, namespace: str) -> Problem:
 
 
 async def _wait_for_config(api: KubernetesApi, namespace: str, job: str, over_seconds: float) -> None:
-    """Until the ConfigMap of a job that is over is gone: its keeper removes it, if its master did not come to it."""
+    """Wait until the ConfigMap of an ended job is gone: its keeper removes it if its master did not."""
     loop, pauses = asyncio.get_running_loop(), Pauses()
     deadline = loop.time() + over_seconds
     while await find(api, "ConfigMap", namespace, names.config_name(job)) is not None:
         if not any(_told(pod) for pod in (await _pods(api, namespace, job))["items"]):
-            raise UsageError([in_use(job, namespace)])  # somebody else submits one meanwhile
+            raise UsageError([in_use(job, namespace)])  # another user has submitted one meanwhile
         if loop.time() >= deadline:
             what = f"an earlier job with this name has ended and was not removed within {over_seconds:g} s"
             remedy = f"Remove what is left of it: elasticdl stop {job} --now --namespace={namespace}."
             raise UsageError([Problem("--job_name", job, what, remedy)])
-        await asyncio.sleep(pauses.next())  # a watch would need another permission
+        await asyncio.sleep(pauses.next())  # a watch would need another right
 
 
 def _told(pod: Pod) -> bool:
-    """Whether it says how its job ended."""
+    """Whether it has the result of its job."""
     return names.ANNOTATION_RESULT in pod["metadata"].get("annotations", {})
 
 
 def _outcome(master: Pod) -> str:
-    """How an ended job ended, in a word or two."""
+    """How a job ended, in a word or two."""
     try:
         return str(json.loads(master["metadata"].get("annotations", {})[names.ANNOTATION_RESULT])["outcome"])
     except (KeyError, ValueError, TypeError):
@@ -281,7 +281,7 @@ async def _delete(api: KubernetesApi, namespace: str, pod: Pod, *, at_once: bool
 
 
 async def _left_after(api: KubernetesApi, namespace: str, job: str, seconds: float) -> list[str]:
-    """The pods that are still there after so long; none, as soon as there are none."""
+    """The pods that still exist after this time; returns early if all are gone."""
     loop, pauses = asyncio.get_running_loop(), Pauses()
     deadline = loop.time() + seconds
     while True:
@@ -291,7 +291,7 @@ async def _left_after(api: KubernetesApi, namespace: str, job: str, seconds: flo
             return list(there.values())
         params = {**_selector(job), "resourceVersion": answer["metadata"]["resourceVersion"]}
         left = max(1.0, deadline - loop.time())
-        with contextlib.suppress(Unreachable, ApiRefused):  # the next list says more
+        with contextlib.suppress(Unreachable, ApiRefused):  # the next list tells
             async with contextlib.aclosing(api.watch(folder("Pod", namespace), params, seconds=left)) as changes:
                 async for kind, pod in changes:
                     if kind == "DELETED":

@@ -1,4 +1,4 @@
-"""What holds a pod up or ended it badly, in words, and what to do about it. Pure functions of pods and their events."""
+"""What delays a pod or made it fail, and the remedy. Pure functions of pods and their events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REMEDIES = {
     "RunContainerError": _COMMAND,
     "CrashLoopBackOff": "See its log: `elasticdl logs JOB {short} --previous`.",
 }
-# Warnings about pods that wait for their container: Kubernetes says these in events only.
+# Warnings about pods that wait for their container, which Kubernetes reports only in events.
 _EVENTS = {
     "FailedMount": "one of its volumes cannot be mounted",
     "FailedAttachVolume": "one of its volumes cannot be attached",
@@ -40,7 +40,7 @@ _EVENTS = {
 
 @dataclass(frozen=True)
 class Trouble:
-    """Something that keeps replicas from running."""
+    """A problem that keeps replicas from running."""
 
     replicas: tuple[str, ...]  # by their short names
     what: str
@@ -51,7 +51,7 @@ class Trouble:
 
 
 def trouble_of(pod: Pod, job_name: str, events: Sequence[Object] = ()) -> Trouble | None:
-    """What is wrong with a pod; None when nothing is, or nothing that Kubernetes tells. `events` are its own."""
+    """What is wrong with a pod; None if Kubernetes reports no problem. `events`: the pod's."""
     short = str(pod["metadata"]["name"]).removeprefix(f"{names.APP}-{job_name}-")
     role = pod["metadata"].get("labels", {}).get(names.LABEL_TYPE, "")
     phase = phase_of(pod)
@@ -70,8 +70,8 @@ def trouble_of(pod: Pod, job_name: str, events: Sequence[Object] = ()) -> Troubl
 
 
 def trouble_in(reason: str, job_name: str) -> Trouble | None:
-    """What a job failed of, where its master says that a replica ended badly once too often; None where it helps to
-    look at the log only. The replica's pod is gone with the job, and its log too."""
+    """Why a job failed, if its master reports that a replica failed too often; None if only the log helps. The
+    replica's pod and log are removed with the job."""
     named = rf"{names.APP}-{re.escape(job_name)}-((\w+)-\d+) failed \d+ times: (.+)"
     found = re.match(named, reason)
     if found is None:
@@ -84,7 +84,7 @@ def trouble_in(reason: str, job_name: str) -> Trouble | None:
 
 
 def grouped(troubles: Iterable[Trouble]) -> list[Trouble]:
-    """The same trouble of several replicas as one."""
+    """The troubles, with equal ones of several replicas merged."""
     found: dict[tuple[str, str], list[str]] = {}
     for trouble in troubles:
         found.setdefault((trouble.what, trouble.remedy), []).extend(trouble.replicas)
@@ -92,7 +92,7 @@ def grouped(troubles: Iterable[Trouble]) -> list[Trouble]:
 
 
 def by_pod(events: Iterable[Object]) -> Mapping[str, list[Object]]:
-    """Events by the uid of their pod, the latest last."""
+    """Events by the uid of their pod, in the order of time."""
     found: dict[str, list[Object]] = {}
     for event in sorted(events, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or "")):
         found.setdefault(event.get("involvedObject", {}).get("uid", ""), []).append(event)

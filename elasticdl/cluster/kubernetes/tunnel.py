@@ -1,4 +1,4 @@
-"""A way from here to a job's master in its pod: a local port whose connections go through the API server."""
+"""A tunnel to a job's master in its pod: a local port whose connections go through the API server."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from elasticdl.cluster.kubernetes.reading import CONTAINER
 from elasticdl.errors import WireError
 from elasticdl.job import names
 
-# A command rather than `portforward`: that needs socat on the nodes of Kubernetes before 1.24, and the websockets of
-# the two differ between versions, while a command's are the same in all of them.
-# Its program travels with it, and needs nothing of the image but Python: it starts in a third of the time.
+# A command, not `portforward`: before Kubernetes 1.24 that needs socat on the nodes, and its websockets differ between
+# versions, while those of a command are the same in all versions.
+# The program is part of the command and needs only Python in the image: it starts in a third of the time.
 COMMAND = ("python", "-S", "-c", Path(pipe.__file__).read_text(encoding="utf-8"), str(names.MASTER_PORT))
 _PROTOCOL = "v4.channel.k8s.io"
-_INPUT, _OUTPUT, _ERRORS, _END = range(4)  # the first byte of a message says what it belongs to
+_INPUT, _OUTPUT, _ERRORS, _END = range(4)  # the first byte of a message names its stream
 _CHUNK = 1 << 15
 
 
 class Tunnel:
-    """Leads to whatever pod bears the name at the moment of a connection: a master that is replaced is found again."""
+    """Each connection leads to the pod that has the name at that moment, also to a replaced master."""
 
     def __init__(self, api: KubernetesApi, namespace: str, pod: str, command: tuple[str, ...] = COMMAND) -> None:
         asked = [("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
         query = urlencode([*asked, *(("command", word) for word in command)])
         self._path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec?{query}"
         self._api = api
-        self.trouble = ""  # why the last connection came to nothing
+        self.trouble = ""  # why the last connection failed
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """host:port of this end."""
+        """host:port of the local end."""
         serving: set[asyncio.Task[None]] = set()
 
         def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -82,10 +82,10 @@ class Tunnel:
         except ApiRefused as refusal:
             if refusal.code != 400:
                 raise
-            return await self._api.websocket(self._path, _PROTOCOL)  # a pod of the old client's making, with only one
+            return await self._api.websocket(self._path, _PROTOCOL)  # a pod of the old client has only one container
 
     async def _send(self, reader: asyncio.StreamReader, socket: aiohttp.ClientWebSocketResponse) -> None:
-        with contextlib.suppress(OSError, aiohttp.ClientError):  # an end that went away; the other hears of it
+        with contextlib.suppress(OSError, aiohttp.ClientError):  # one end is closed; the other notices
             while data := await reader.read(_CHUNK):
                 await socket.send_bytes(bytes([_INPUT]) + data)
 
@@ -105,12 +105,12 @@ class Tunnel:
                     await writer.drain()
                 elif kind == _ERRORS:
                     complaint = (complaint + data)[-_CHUNK:]
-                elif kind == _END:  # a container's runtime complains on either stream
+                elif kind == _END:  # a container's runtime reports errors on either stream
                     self.trouble = _why(data, complaint if joined else before + complaint)
 
 
 def _why(end: bytes, complaint: bytes) -> str:
-    """How the command in the pod ended, in its own words or else in those of Kubernetes; empty when all went well."""
+    """How the command in the pod failed: its own message, else that of Kubernetes; empty if it succeeded."""
     try:
         status = json.loads(end)
     except ValueError:
