@@ -1,4 +1,4 @@
-"""The page on the core says only what is so."""
+"""The page on how exactly-once is proven counts the mutants that there are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.simulation.mutants import MUTANTS
 
-PAGE = Path(__file__).parents[2] / "docs" / "decisions" / "core-machines.md"
+PAGE = Path(__file__).parents[2] / "docs" / "decisions" / "exactly-once.md"
 
 
 def test_the_page_counts_the_mutants_and_names_the_command() -> None:

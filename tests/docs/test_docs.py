@@ -246,6 +246,18 @@ def test_the_architecture_lists_every_package_and_every_machine() -> None:
         assert path.stem in data_only or f"`core/{path.name}`" in page, path.name
 
 
+def test_the_walks_of_the_architecture_lead_through_files_that_exist_and_are_as_long_as_they_say() -> None:
+    text = _text("docs/architecture.md").partition("## Three walks")[2].partition("By the same count")[0]
+    walks = re.split(r"\*\*(?=A record|A worker|A command)", text)[1:]
+    assert len(walks) == 3
+    for walk in walks:
+        walk = walk.partition("With all-reduce")[0]
+        files = {name for name in re.findall(r"`([\w/]+(?:\.py|/))`", walk) if name != "native/"}
+        assert all((ROOT / "elasticdl" / name).is_file() for name in files), files
+        hops = re.search(r"\*\*[^:]*: (\d+) hops", walk)
+        assert hops is not None and int(hops[1]) == len(files) + ("`native/`" in walk), (len(files), walk)
+
+
 def test_the_page_on_layers_shows_the_layers_that_the_linter_holds() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
