@@ -244,6 +244,8 @@ def test_the_architecture_lists_every_package_and_every_machine() -> None:
     data_only = {"__init__", "events", "commands"}
     for path in (ROOT / "elasticdl" / "core").glob("*.py"):
         assert path.stem in data_only or f"`core/{path.name}`" in page, path.name
+    for path in (ROOT / "elasticdl" / "strategies").glob("*/core/*.py"):
+        assert path.stem == "__init__" or f"`{path.name}`" in page, path
 
 
 def test_the_walks_of_the_architecture_lead_through_files_that_exist_and_are_as_long_as_they_say() -> None:
