@@ -50,7 +50,11 @@ LEVELS = (
     Level("core", 75, (_on_both_cores("tests/core", "tests/simulation"),)),
     Level("job", 10, (_pytest("tests/job"),)),
     Level("data", 25, (_on_both_cores("tests/data"),)),
-    Level("wire", 80, (_on_both_cores("tests/wire", "tests/ps", "tests/master", "tests/worker", "tests/modes"),)),
+    Level(
+        "wire",
+        95,
+        (_on_both_cores("tests/wire", "tests/ps", "tests/master", "tests/worker", "tests/modes", "tests/strategies"),),
+    ),
     Level("cluster", 30, (_pytest("tests/cluster"),)),
     Level("frameworks", 80, (_on_both_cores("tests/frameworks"),)),
     Level("collective", 60, (_on_both_cores("tests/collective", "tests/api"),)),

@@ -34,7 +34,7 @@ class Control:
     def wait_for_work(self) -> Work | None:
         """The next lease to work on; None when the worker should end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._over or (self._session.servers and self._session.current()))
+            self._changed.wait_for(lambda: self._over or (self._session.ready and self._session.current()))
             self._raise()
             return None if self._over else self._session.current()
 

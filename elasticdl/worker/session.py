@@ -45,6 +45,7 @@ class Session:
     incarnation: str
     capacity: int
     in_order: bool = False  # synchronous training: the earliest batch first, since later ones wait for it
+    needs_servers: bool = True  # leases wait until the parameter servers are known
     queue: dict[str, Work] = field(default_factory=dict)  # in the order granted
     finished: dict[str, pb.Holding] = field(default_factory=dict)  # without an answer yet
     servers: tuple[str, ...] = ()
@@ -110,6 +111,10 @@ class Session:
         if self.in_order:
             return min(self.queue.values(), key=lambda w: w.order, default=None)
         return next(iter(self.queue.values()), None)
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.servers) or not self.needs_servers
 
     def preceded(self, work: Work) -> bool:
         """Whether a batch was leased in the meantime that this one waits for."""

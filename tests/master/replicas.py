@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -25,8 +26,8 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.master.actions import Actions
 from elasticdl.master.journal import Journal
 from elasticdl.master.master import Master
+from elasticdl.master.side import Side
 from elasticdl.ps.ledger import Ledger, Push, Verdict
-from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTerms
 from elasticdl.strategies.parameter_servers.master import ParameterServerSide, terms_of
 from elasticdl.wire import PROTOCOL
@@ -205,6 +206,9 @@ class NoticedJournal(Journal):
 class Stage:
     """The cluster and its replicas, which outlive any master."""
 
+    side: type[Side[Any]] = ParameterServerSide
+    validation_records = 20
+
     def __init__(self, directory: Path, **spec: object) -> None:
         self.directory, self.spec = directory, job_spec(directory, **spec)
         self.cluster = MemoryCluster()
@@ -222,22 +226,21 @@ class Stage:
 
     @property
     def terms(self) -> ParameterServerTerms:
-        return terms_of(self.spec, DATA.records, 20)
+        return terms_of(self.spec, DATA.records, self.validation_records)
 
     @contextlib.asynccontextmanager
     async def mastered(self) -> AsyncIterator[Master]:
         """A master on the same journal, port and cluster as the one before; discarded without a word at the end."""
         self.starts += 1
         journal = NoticedJournal(self.directory / "journal.sqlite", self.decided)
-        job, now = journal.recover(ParameterServerMachine.new(self.terms))
-        env = {names.ENV_JOB_FILE: "f", names.ENV_TOKEN: TOKEN, names.ENV_MASTER_ADDR: self.address}
-        actions = Actions(self.spec, DATA, str(self.spec.checkpoint_dir), env)
-        master = self.master = Master(
-            partial(ParameterServerSide, job), now, journal, self.cluster, actions, TOKEN, self.starts
-        )
+        job, now = journal.recover(self.side.begin(self.spec, DATA, self.validation_records))
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        serve_control(master.streams, server)
         self.port = server.add_insecure_port(self.address)
+        env = {names.ENV_TOKEN: TOKEN, names.ENV_MASTER_ADDR: self.address}
+        env[names.ENV_JOB_FILE] = str(self.directory / "job.json")
+        actions = Actions(self.spec, DATA, str(self.spec.checkpoint_dir), env)
+        master = self.master = Master(partial(self.side, job), now, journal, self.cluster, actions, TOKEN, self.starts)
+        serve_control(master.streams, server)
         await server.start()
         try:
             yield master
@@ -262,18 +265,23 @@ class Stage:
         name = request.name
         end = Exit(0, None, False, "exit code 0")
         try:
-            if request.role == "ps":
-                self.servers[name] = server = Server(self, name)
-                await server.run()
-            else:
-                self.workers[name] = worker = Worker(self, name)
-                await worker.run()
+            await self.run_replica(request)
         except ElasticDLError as error:
             end = Exit(1, None, False, "exit code 1", (str(error),))
         except asyncio.CancelledError:
             return
+        except Exception as error:  # the process's border
+            end = Exit(1, None, False, "exit code 1", (repr(error),))
         with contextlib.suppress(ValueError):
             self.cluster.exit(name, end)
+
+    async def run_replica(self, request: ReplicaRequest) -> None:
+        if request.role == "ps":
+            self.servers[request.name] = server = Server(self, request.name)
+            await server.run()
+        else:
+            self.workers[request.name] = worker = Worker(self, request.name)
+            await worker.run()
 
     def __enter__(self) -> Stage:
         self._starter = asyncio.create_task(self.start_replicas())
@@ -287,6 +295,10 @@ class Stage:
     def cluster_worker(self) -> str:
         """A worker that runs now."""
         return next(n for n, t in self.tasks.items() if "worker" in n and not t.done())
+
+    def check_counts(self) -> None:
+        """What the replicas counted themselves."""
+        self.check_exactly_once()
 
     def check_exactly_once(self) -> None:
         """Every batch of every epoch was applied once on every server."""
