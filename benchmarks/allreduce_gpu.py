@@ -162,8 +162,10 @@ def checkpoints(bench: Bench, rounds: int) -> dict[str, Any]:
             written = threading.Event()
             errors: list[str] = []
 
-            def say(cut: int, part: str, error: str = "", done: threading.Event = written, told: Any = errors) -> None:
-                told.append(error)
+            def say(
+                cut: int, part: str, error: str = "", done: threading.Event = written, reported: Any = errors
+            ) -> None:
+                reported.append(error)
                 done.set()
 
             saver = Saver(say)

@@ -1,4 +1,4 @@
-"""A worker is killed, told to go, or joins: what the others notice of it, under ElasticDL, torchrun and torchft.
+"""A worker is killed, leaves or joins: what the others notice of it, under ElasticDL, torchrun and torchft.
 
     python benchmarks/allreduce_recovery.py --peer_python PYTHON [--rounds 5] [--only kill2,kill4,leave,join,standby]
         [--contenders elasticdl,torchrun,torchft] [--out benchmarks/results/allreduce_recovery.json]
@@ -104,7 +104,7 @@ def kill(workers: int) -> Scenario:
         finally:
             run.end()
         found = recovery(seen, lost, when)
-        # Whoever throws a step away takes the next batch: its own is lost, and the dead one's.
+        # A worker that drops a step takes the next batch: its own is lost, and the dead worker's.
         dropped = found.skipped + 1 if found.skipped else 0
         return {
             "next commit": found.seconds,
@@ -262,7 +262,7 @@ def report(scenario: str, found: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="A worker is killed, told to go, or joins.")
+    parser = argparse.ArgumentParser(description="A worker is killed, leaves or joins.")
     parser.add_argument("--peer_python", default="", help="the Python of an environment with torch and torchft-nightly")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default=",".join(SCENARIOS))

@@ -92,7 +92,7 @@ def member(rank: int, world: int, port: int, floats: int, rounds: int, device: s
         timed("plain", lambda: added_up(mine))
         if turn == 1:
             spent.clear()  # buffers are made and connections warm
-    added_up(torch.zeros(1))  # nobody leaves while another is at it
+    added_up(torch.zeros(1))  # no process leaves while another is at it
     print(json.dumps({**found, "ms": spent}), flush=True)
     os._exit(0)  # the store of rank 0 goes last or first, it does not matter
 
@@ -105,14 +105,15 @@ def exchanges(world: int, port: int, floats: int, rounds: int, device: str) -> d
     processes = [
         subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, env=env) for rank in range(world)
     ]
-    said = [json.loads(p.communicate(timeout=600)[0]) for p in processes]
+    results = [json.loads(p.communicate(timeout=600)[0]) for p in processes]
     ring = 2 * (world - 1) / world * 4 * floats
     slowest = {
-        name: statistics.median(map(max, zip(*(s["ms"][name] for s in said), strict=True))) for name in said[0]["ms"]
+        name: statistics.median(map(max, zip(*(s["ms"][name] for s in results), strict=True)))
+        for name in results[0]["ms"]
     }
     return {
         "ms": {name: round(ms, 2) for name, ms in slowest.items()},
-        "over a ring's": {v: round(max(s["bytes"][v] for s in said) / ring, 3) for v in said[0]["bytes"]},
+        "over a ring's": {v: round(max(s["bytes"][v] for s in results) / ring, 3) for v in results[0]["bytes"]},
     }
 
 

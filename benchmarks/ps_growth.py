@@ -38,7 +38,7 @@ def client(addresses: list[str]) -> Client:
 
 
 def work(index: int, seconds: float, rows: int, addresses: list[str]) -> None:
-    """One worker: ready, told to go, so many rows moved and so much CPU used."""
+    """One worker: it is ready, waits for the start, and returns the rows it moved and the CPU it used."""
     keep_freed_memory()
     mine = client(addresses)
     random = np.random.default_rng(index)
@@ -75,15 +75,15 @@ def measure(servers: int, workers: int, rows: int, seconds: float) -> dict[str, 
             assert worker.stdin is not None
             worker.stdin.write("go\n")
             worker.stdin.flush()
-        said = [worker.communicate(timeout=seconds + 60)[0].split() for worker in started]
-    moved, steps = sum(int(s[0]) for s in said), sum(int(s[1]) for s in said)
+        answers = [worker.communicate(timeout=seconds + 60)[0].split() for worker in started]
+    moved, steps = sum(int(s[0]) for s in answers), sum(int(s[1]) for s in answers)
     return {
         "servers": servers,
         "workers": workers,
         "million rows/s": round(moved / seconds / 1e6, 2),
         "steps/s": round(steps / seconds, 1),
         "ms per step of a worker": round(1e3 * seconds * workers / max(steps, 1), 1),
-        "cores used by workers": round(sum(float(s[2]) for s in said) / seconds, 2),
+        "cores used by workers": round(sum(float(s[2]) for s in answers) / seconds, 2),
     }
 
 

@@ -42,7 +42,7 @@ WAIT_SECONDS = 300.0
 
 
 class Server:
-    """A server process that is told what a master would tell it, over its standard input and output."""
+    """A server process that receives a master's messages over its standard input and output."""
 
     def __init__(self, folder: str) -> None:
         command = [sys.executable, __file__, "--serve", folder]
@@ -71,7 +71,7 @@ class Server:
 
 
 class Steps(threading.Thread):
-    """Pulls and pushes until told to stop; keeps when each step ended and how long it took."""
+    """Pulls and pushes until it is stopped; keeps when each step ended and how long it took."""
 
     def __init__(self, client: Client, rows: int) -> None:
         super().__init__(daemon=True)

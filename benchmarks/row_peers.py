@@ -1,4 +1,4 @@
-"""Who the row store is measured against: a dict of numpy rows, gathers that know every slot, FBGEMM, torch."""
+"""What the row store is measured against: a dict of numpy rows, gathers that know every slot, FBGEMM, torch."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ STEP = 20_000
 
 
 def grow(dim: int, rows: int) -> dict[str, float]:
-    """In a fresh process, or the peak would be somebody else's."""
+    """In a fresh process, since the peak is that of the whole process."""
     ids = np.random.default_rng(0).permutation(rows)
     out, store = np.zeros((STEP, dim), np.float32), row_tables.empty_store(dim)
     store.pull(np.arange(1), out[:1])

@@ -5,7 +5,7 @@
 
 Each job wants four workers; `--worker_cpu` is such that the cluster has room for six. A scheduler that starts a job
 only when all of its workers fit runs them one after the other. Elastic jobs start with what is there and take what
-becomes free. Who runs is heard from the pods themselves. Prints the makespans and how much of the six places was in
+becomes free. The pods themselves report what runs. Prints the makespans and how much of the six places was in
 use, writes them, and draws both beside the JSON file.
 """
 
@@ -35,7 +35,7 @@ OLD_PROJECT = 0.16  # by how much the makespan of its experiment was shorter
 
 
 @dataclass
-class Heard:
+class Observed:
     """Which workers ran when, from the pods' own changes."""
 
     running: dict[str, dict[str, float]] = field(default_factory=dict)  # pod uid -> since when, by job
@@ -67,17 +67,17 @@ class Heard:
             raise SystemExit(f"failed: {', '.join(failed)}; see `elasticdl logs {failed[0]}`")
 
 
-async def hear(api: KubernetesApi, namespace: str, heard: Heard) -> None:
+async def observe(api: KubernetesApi, namespace: str, observed: Observed) -> None:
     path, ours = f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": f"{names.LABEL_APP}={names.APP}"}
     while True:
         answer = await api.call("GET", path, params=ours)
         for pod in answer["items"]:
-            heard.take(pod, deleted=False)
+            observed.take(pod, deleted=False)
         since = {**ours, "resourceVersion": answer["metadata"]["resourceVersion"]}
         with contextlib.suppress(ApiRefused):
             async for kind, pod in api.watch(path, since, seconds=300):
                 if kind != "BOOKMARK":
-                    heard.take(pod, deleted=kind == "DELETED")
+                    observed.take(pod, deleted=kind == "DELETED")
 
 
 def submit(args: argparse.Namespace, job: str) -> None:
@@ -98,29 +98,29 @@ def submit(args: argparse.Namespace, job: str) -> None:
 
 async def play(args: argparse.Namespace, rounds: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Each round's jobs are submitted together, when those of the round before are over."""
-    api, heard = KubernetesApi(await asyncio.to_thread(credentials.find, args.context)), Heard()
-    hearing = asyncio.create_task(hear(api, args.namespace, heard))
+    api, observed = KubernetesApi(await asyncio.to_thread(credentials.find, args.context)), Observed()
+    observing = asyncio.create_task(observe(api, args.namespace, observed))
     began = time.monotonic()
     try:
         for jobs in rounds:
             for job in jobs:
                 await asyncio.to_thread(submit, args, job)
-            ends = asyncio.create_task(heard.end_of(jobs, args.deadline_seconds))
-            await asyncio.wait({ends, hearing}, return_when=asyncio.FIRST_COMPLETED)
+            ends = asyncio.create_task(observed.end_of(jobs, args.deadline_seconds))
+            await asyncio.wait({ends, observing}, return_when=asyncio.FIRST_COMPLETED)
             if not ends.done():
-                hearing.result()
+                observing.result()
             await ends
     finally:
-        hearing.cancel()
-        await asyncio.wait({hearing})
+        observing.cancel()
+        await asyncio.wait({observing})
         await api.close()
-    over = max(at for at, _ in heard.ended.values())
-    spans = heard.spans + [(job, at, over) for job, pods in heard.running.items() for at in pods.values()]
+    over = max(at for at, _ in observed.ended.values())
+    spans = observed.spans + [(job, at, over) for job, pods in observed.running.items() for at in pods.values()]
     spans = [(job, round(at - began, 2), round(min(to, over) - began, 2)) for job, at, to in spans]
     makespan = over - began
     return {
         "makespan seconds": round(makespan, 1),
-        "jobs' ends": {job: round(heard.ended[job][0] - began, 1) for jobs in rounds for job in jobs},
+        "jobs' ends": {job: round(observed.ended[job][0] - began, 1) for jobs in rounds for job in jobs},
         "utilisation": round(sum(to - at for _, at, to in spans) / (PLACES * makespan), 3),
         "most workers at once": max(count for _, count in running(spans)),
         "spans": spans,

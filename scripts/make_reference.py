@@ -25,7 +25,7 @@ reads. This page is made from `JobSpec` by `scripts/make_reference.py`.
   `vendor.com/thing`.
 * A flag whose feature is *not in this release yet* is refused by name when the job starts. A flag that changes nothing
   for the job at hand is answered with a note. No flag is dropped in silence.
-* [Modes of training](../modes.md) tells how the flags that make a job asynchronous or synchronous go together.
+* [Modes of training](../modes.md) has the flags that make a job asynchronous or synchronous.
 * `--dry_run` prints the resolved job, with the reasons for what was derived; `--dry_run=json` prints what every process
   receives.
 """

@@ -67,8 +67,8 @@ elif reachable; then
 elif [ -x "$local_cluster" ]; then
   say "no cluster is reachable; starting $local_cluster (a minute or two the first time)"
   started=yes
-  said=$("$local_cluster" up 2>&1 | tee /dev/stderr) || { say "it cannot be started on this machine"; exit 69; }
-  KUBECONFIG=${said##*KUBECONFIG=}  # its last words
+  printed=$("$local_cluster" up 2>&1 | tee /dev/stderr) || { say "it cannot be started on this machine"; exit 69; }
+  KUBECONFIG=${printed##*KUBECONFIG=}  # its last words
   export KUBECONFIG
   reachable || { say "the cluster was started and is not reachable"; exit 69; }
   [[ ${KUBE_VERSION:-1.20} != 1.20* ]] || let_pods_end || say "pods of this cluster end slowly"
@@ -87,7 +87,7 @@ if [ $# -gt 0 ]; then
   "$python" -m pytest -q -m "$marks" "$@"
   exit
 fi
-# First the tests whose pods only wait for orders, four files at a time; then one that fills the node; then whole jobs.
+# First the tests whose pods only wait, four files at a time; then one that fills the node; then whole jobs.
 waiting=(tests/cluster tests/cli tests/seeds tests/kubernetes/test_{submission,keeper,lease}.py)
 fills=tests/cluster/test_kubernetes.py::test_the_scheduler_takes_a_pod_away_for_one_of_higher_priority
 jobs=()

@@ -1,4 +1,4 @@
-"""Who takes part in the all-reduce benchmarks: torchrun, torchft and ElasticDL, each started as its documentation says.
+"""The contenders of the all-reduce benchmarks: torchrun, torchft, ElasticDL, each started as its documentation says.
 
 A contender says why it cannot run here (`missing`), or starts a run; a run has a step log, can be given one more worker
 (`join`) or one in place of a lost one (`replace`), and ends with everything it started.
@@ -46,7 +46,7 @@ MARKS = {
 
 
 class Failed(Exception):
-    """A contender did not do what was asked; the message ends with what it said last."""
+    """A contender did not do what was asked; the message ends with its last output."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Run:
         """What replaces a lost worker does so by itself, unless a contender needs help."""
 
     def breakdown(self, lost: bool) -> dict[str, float]:
-        """How long each part of the last change took, where the contender tells: one that lost somebody, or not."""
+        """How long each part of the last change took, where the contender reports it; whether it lost a worker."""
         return {}
 
     def story(self) -> str:
@@ -144,7 +144,7 @@ class Run:
         lines = [
             f"  {out.name}: {line}" for out in outputs for line in out.read_text(errors="replace").splitlines()[-6:]
         ]
-        return "\n".join(lines) or "  it said nothing"
+        return "\n".join(lines) or "  it printed nothing"
 
     def end(self) -> None:
         for process in self.processes:
@@ -227,7 +227,7 @@ class Torchrun:
         ]  # fmt: skip
         run.command = [self.python, "-m", "torch.distributed.run", "--max-restarts=100"]
         if self.agents:
-            # It waits for more agents than the least number for 30 s, unless told otherwise.
+            # It waits for more agents than the least number for 30 s by default.
             run.command += [
                 f"--nnodes={workers}:{workers + 1}", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=toy",
                 f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=last_call_timeout=1",
@@ -401,8 +401,8 @@ class ElasticDLRun(Run):
     def breakdown(self, lost: bool) -> dict[str, float]:
         """As `elasticdl status` shows it; the parts follow each other."""
         command = [sys.executable, "-m", "elasticdl", "status", "toy", "--json", f"--state_dir={self.folder / 'state'}"]
-        told = subprocess.run(command, cwd=ROOT, check=True, timeout=60, capture_output=True).stdout
-        found = [change for change in json.loads(told)["status"]["changes"] if ("without" in change["who"]) == lost]
+        shown = subprocess.run(command, cwd=ROOT, check=True, timeout=60, capture_output=True).stdout
+        found = [change for change in json.loads(shown)["status"]["changes"] if ("without" in change["who"]) == lost]
         return {part: found[-1][f"{part}_seconds"] for part in CHANGE_PARTS} if found else {}
 
     def story(self) -> str:

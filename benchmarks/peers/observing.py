@@ -71,7 +71,7 @@ class Seen:
 
 
 class World(NamedTuple):
-    """One committed step and who committed it."""
+    """One committed step and the process that committed it."""
 
     generation: int
     step: int

@@ -166,7 +166,7 @@ def test_the_readme_shows_numbers_that_were_measured() -> None:
     kills = sum(count for what, count in total["delivered"].items() if what.endswith(" kill"))
     assert not total["failed"] and f"{total['runs']} jobs under seeded chaos, with {kills} kills" in readme
     recovery = _measured("allreduce_recovery")["kill2"]
-    ours, theirs = (recovery[who]["median"]["next commit"] for who in ("elasticdl", "torchrun"))
+    ours, theirs = (recovery[name]["median"]["next commit"] for name in ("elasticdl", "torchrun"))
     assert f"{ours:.2f} s after a `kill -9`; torchrun needs {theirs:.1f} s" in readme
     assert recovery["elasticdl"]["median"]["survivors restarted"] == 0
     speeds = [run["samples/s"] for run in _measured("allreduce_throughput").values() if "samples/s" in run]

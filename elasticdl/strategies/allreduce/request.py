@@ -44,7 +44,7 @@ class Allreduce(Strategy):
         self, spec: JobSpec, values: dict[str, Any], decisions: list[str], warnings: list[str]
     ) -> None:
         decisions.append(
-            "Everybody talks encrypted to the master. Gradients between workers are not encrypted: a NetworkPolicy "
+            "All traffic with the master is encrypted. Gradients between workers are not encrypted: a NetworkPolicy "
             "keeps other pods away from them, where the cluster enforces it."
         )
 

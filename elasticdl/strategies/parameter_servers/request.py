@@ -34,12 +34,12 @@ class ParameterServers(Strategy):
     ) -> None:
         if spec.encrypt_data_plane is False:
             warnings.append(
-                "--encrypt_data_plane=false: whoever is between workers and servers can read their gradients."
+                "--encrypt_data_plane=false: anyone on the network between workers and servers can read gradients."
             )
             return
         values["encrypt_data_plane"] = True
         decisions.append(
-            "Workers and servers talk encrypted, as does everybody to the master, by keys of the job's own."
+            "All traffic between workers, servers and the master is encrypted, with keys made for the job."
         )
 
     def mode(self, spec: JobSpec) -> str:
