@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.cli.job import ALL, LogWish
+from elasticdl.cli.job import ALL, LogWish, no_such_replica
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cluster.kubernetes import jobs, pod_logs
 from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
@@ -17,7 +17,6 @@ from elasticdl.cluster.kubernetes.reading import Pod
 from elasticdl.cluster.kubernetes.tunnel import Tunnel
 from elasticdl.errors import Problem, Unreachable, UsageError
 from elasticdl.job import names
-from elasticdl.job.invalid import nearest
 from elasticdl.job.spec import JobSpec
 
 _READ_AT_ONCE = 16  # logs
@@ -127,10 +126,8 @@ class JobInCluster(ClusterJob):
             return [there[only]]
         if only == names.MASTER and self.running:
             return []  # about to be made, again perhaps
-        meant = nearest(only, there)
         known = f"There are {', '.join([*there, ALL])}. Logs of other replicas were deleted with their pods."
-        remedy = f"Did you mean {meant}? {known}" if meant else known
-        raise UsageError([Problem(wish.replica, "", f"job {self.name} has no such replica", remedy)])
+        raise no_such_replica(self, wish.replica, only, there, known)
 
     async def _read(self, pods: list[Pod], wish: LogWish) -> list[list[pod_logs.Line]]:
         turn = asyncio.Semaphore(_READ_AT_ONCE)

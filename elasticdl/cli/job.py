@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from elasticdl.errors import Problem, Unreachable
+from elasticdl.errors import Problem, Unreachable, UsageError
+from elasticdl.job.invalid import nearest
 
 if TYPE_CHECKING:
     from elasticdl.cli.master_client import MasterClient
@@ -139,6 +140,12 @@ def as_json(job: Job, status: pb.Status | None) -> dict[str, Any]:
         "troubles": [{"replicas": list(t.replicas), "what": t.what, "remedy": t.remedy} for t in job.troubles],
         "status": None if status is None else status_json(status),
     }
+
+
+def no_such_replica(job: Job, asked: str, short: str, there: Collection[str], known: str) -> UsageError:
+    meant = nearest(short, there)
+    remedy = f"Did you mean {meant}? {known}" if meant else known
+    return UsageError([Problem(asked, "", f"job {job.name} has no such replica", remedy)])
 
 
 def not_running(job: Job, remedy: str = "") -> Problem:

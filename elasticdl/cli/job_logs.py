@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticdl.cli.job import ALL
+from elasticdl.cli.job import ALL, no_such_replica
 from elasticdl.cli.tail import Changes, LogReader
-from elasticdl.errors import Problem, UsageError
 from elasticdl.job import names
-from elasticdl.job.invalid import nearest
 
 if TYPE_CHECKING:
     from elasticdl.cli.local_job import LocalJob
@@ -49,10 +47,8 @@ def choose(job: LocalJob, replica: str) -> list[ReplicaLog]:
         return [ReplicaLog(there[short])]
     if short == names.MASTER and job.running:  # about to be started
         return [ReplicaLog(job.paths.log(names.replica_name(job.name, names.MASTER)))]
-    meant = nearest(short, there)
     known = f"There are {', '.join([*there, ALL])}." if there else "It has no logs yet."
-    remedy = f"Did you mean {meant}? {known}" if meant else known
-    raise UsageError([Problem(replica, "", f"job {job.name} has no such replica", remedy)])
+    raise no_such_replica(job, replica, short, there, known)
 
 
 def lines(logs: list[ReplicaLog], tail: int | None, *, previous: bool = False) -> list[str]:

@@ -14,6 +14,7 @@ from elasticdl.cli.job import Job
 from elasticdl.cli.local_job import LocalJob, all_jobs
 from elasticdl.errors import Problem, UsageError, WireError
 from elasticdl.job import names
+from elasticdl.job.invalid import nearest
 
 if TYPE_CHECKING:
     from elasticdl.cluster.kubernetes.api import KubernetesApi
@@ -84,17 +85,15 @@ class JobLookup:
         return all_jobs(self.state_dir) if self.state_dir is not None else []
 
     def _unknown(self, name: str, known: Collection[str]) -> UsageError:
-        from elasticdl.job.invalid import nearest
-
         meant = nearest(name, known)
         if meant:
             remedy = f"Did you mean {meant}?"
+        elif known:
+            remedy = "`elasticdl list` shows the jobs."
         else:
-            remedy = (
-                "`elasticdl list` shows the jobs."
-                if known
-                else f"There are none; use {self._elsewhere} to look elsewhere."
-            )
+            flags = ["--state_dir"] if self.state_dir is not None else []
+            flags += ["--namespace", "--context"] if self.api is not None else []
+            remedy = f"There are none; look elsewhere with {' or '.join(flags)}."
         if self.trouble:
             remedy += f" {self.trouble}"
         return UsageError([Problem(name, "", f"no such job in {self.described}", remedy)])
@@ -106,12 +105,6 @@ class JobLookup:
             which = "all namespaces" if self.namespace is None else f"namespace {self.namespace}"
             cluster = f"{which} of {self.api.credentials.context}"
         return " and ".join(place for place in (str(self.state_dir or ""), cluster) if place)
-
-    @property
-    def _elsewhere(self) -> str:
-        flags = ["--state_dir"] if self.state_dir is not None else []
-        flags += ["--namespace and --context"] if self.api is not None else []
-        return " or ".join(flags)
 
     async def _of_cluster(self) -> list[Job]:
         if self.api is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -231,8 +231,4 @@ def plain(status: pb.Status) -> str:
     if status.records_per_second > 0:
         parts.append(f"{status.records_per_second:.0f} records/s")
     alive = [short_name(r.name, status.job) for r in status.replicas if r.state != "gone"]
-    return ", ".join(parts) + (f"; {_list(alive)}" if alive else "")
-
-
-def _list(names: Iterable[str]) -> str:
-    return " ".join(names)
+    return ", ".join(parts) + (f"; {' '.join(alive)}" if alive else "")
