@@ -178,7 +178,7 @@ class Alone(SharedSession):
         self._session.receive(pb.ToReplica(start=start))
 
     def leave(self) -> None:
-        self._session.receive(pb.ToReplica(shutdown=pb.Shutdown(reason="told to go")))
+        self._session.receive(pb.ToReplica(shutdown=pb.Shutdown(reason="received SIGTERM")))
 
     def leave_world(self, broken: pb.Broken | None = None) -> None:
         if broken is not None:

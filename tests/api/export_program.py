@@ -1,4 +1,4 @@
-"""A loop that exports its model in its own way, to files and a folder; what befalls it, the environment says."""
+"""A loop that exports its model in its own way, to files and a folder; the environment says how it fails."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 import elasticdl.api as elasticdl
 
-HOW = os.environ.get("EXPORT_HOW", "")  # "raise", or "die" unless somebody has
-MARK = Path(os.environ.get("EXPORT_MARK", "/nowhere"))  # that somebody died
+HOW = os.environ.get("EXPORT_HOW", "")  # "raise", or "die" unless another worker has
+MARK = Path(os.environ.get("EXPORT_MARK", "/nowhere"))  # that a worker died
 GATE = os.environ.get("EXPORT_GATE", "")  # a named pipe: a test says when to go on
 
 torch.set_num_threads(1)
@@ -21,7 +21,7 @@ model = torch.nn.Linear(2, 1)
 def export(folder: Path) -> None:
     (folder / "vocabulary").mkdir(parents=True)
     (folder / "vocabulary" / "words.txt").write_text("one\ntwo\n")
-    (folder / "who.txt").write_text(os.environ.get("ELASTICDL_REPLICA", "nobody"))
+    (folder / "replica.txt").write_text(os.environ.get("ELASTICDL_REPLICA", "none"))
     if GATE:
         Path(GATE).read_text()
     if HOW == "raise":

@@ -1,6 +1,6 @@
 """A program with a loop of its own, as a user writes it: what tests of the elastic loop run, alone and as workers.
 
-The model has dropout, batch norm and momentum, and a scheduler: everything that must not depend on who computes what.
+The model has dropout, batch norm and momentum, and a scheduler: all that must not depend on which worker computes what.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The elastic loop in one process: parts, accounting, evaluation, what is said of a wrong use."""
+"""The elastic loop in one process: parts, accounting, evaluation, errors of a wrong use."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_step_complete_after_the_grace_is_not_committed_and_ends_a_program(
     assert elastic.committed_steps == 0
 
 
-def test_a_part_that_is_not_answered_for_is_an_error() -> None:
+def test_a_part_without_a_call_of_step_is_an_error() -> None:
     elastic = loop(torch.nn.Linear(1, 1))
     with pytest.raises(ElasticDLError, match=r"elastic.step\(loss\) was not called"):
         for _ in elastic.parts():
@@ -99,8 +99,8 @@ def test_a_part_that_is_not_answered_for_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_a_pass_that_moves_what_must_stand_still_ends_the_job(deterministic: bool) -> None:
-    """No other worker would do better, so nobody is to try."""
+def test_a_pass_that_changes_what_it_must_not_ends_the_job(deterministic: bool) -> None:
+    """It would fail on any other worker, too."""
     model = torch.nn.Linear(1, 1)
     model.register_buffer("seen", torch.zeros(1), persistent=False)
     elastic = loop(model, deterministic=deterministic)
@@ -114,7 +114,7 @@ def test_a_pass_that_moves_what_must_stand_still_ends_the_job(deterministic: boo
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_a_part_may_be_given_up_and_the_next_one_starts_from_what_was_committed(deterministic: bool) -> None:
+def test_a_part_may_be_skipped_and_the_next_one_starts_from_what_was_committed(deterministic: bool) -> None:
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(1, affine=False), torch.nn.Linear(1, 1))
     elastic = loop(model, records=16, num_epochs=1, deterministic=deterministic)
     statistics = committed = model[0].running_mean.item()
@@ -135,7 +135,7 @@ def test_a_part_may_be_given_up_and_the_next_one_starts_from_what_was_committed(
     assert model[1].bias.item() == pytest.approx(bias - 2 * 0.1 * 0.75)
 
 
-def test_a_part_given_up_when_its_gradients_are_gone_is_an_error_and_not_a_wrong_sum() -> None:
+def test_a_part_skipped_after_its_gradients_are_used_is_an_error_and_not_a_wrong_sum() -> None:
     model = torch.nn.Linear(1, 1)
     elastic = loop(model, deterministic=False)
     with pytest.raises(ElasticDLError, match=r"step\(None\) was called after backward"):
@@ -147,7 +147,7 @@ def test_a_part_given_up_when_its_gradients_are_gone_is_an_error_and_not_a_wrong
 
 
 @pytest.mark.parametrize("policy", ["fail", "skip"])
-def test_a_step_whose_gradients_are_not_finite_fails_or_moves_nothing(policy: str) -> None:
+def test_a_step_with_non_finite_gradients_fails_or_is_skipped(policy: str) -> None:
     model = torch.nn.Linear(1, 1)
     elastic = loop(model, num_epochs=1, nonfinite_gradients=policy)
     before = model.weight.detach().clone()
@@ -206,13 +206,13 @@ def test_a_run_goes_on_from_a_checkpoint_and_ends_as_if_it_had_never_stopped(tmp
     assert whole.keys() == resumed.keys() and all(torch.equal(whole[n], resumed[n]) for n in whole)
 
 
-def test_without_a_data_set_the_number_of_records_must_be_said() -> None:
+def test_without_a_data_set_the_number_of_records_is_required() -> None:
     model = torch.nn.Linear(1, 1)
     with pytest.raises(UsageError, match="the number of records is unknown"):
         elasticdl.join().elastic(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def test_a_program_that_cannot_evaluate_is_told_so_by_a_job_that_is_to_be_evaluated(
+def test_a_program_that_cannot_evaluate_is_refused_in_a_job_with_validation_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(names.ENV_REPLICA, "elasticdl-j-worker-0")

@@ -1,4 +1,4 @@
-"""Programs with their own loop as workers of one job: whoever comes, goes or is killed, the weights are the same."""
+"""Programs with their own loop as workers of one job: the weights are the same if workers join, leave or are killed."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_worker_that_is_slower_than_any_grace_is_waited_for(nursery: Nursery, 
         assert set(conductor.finish().values()) == {0} and conductor.generation == 1
 
 
-def test_what_a_program_does_between_its_steps_is_not_taken_for_a_part_of_one(nursery: Nursery, tmp_path: Path) -> None:
+def test_the_time_a_program_spends_between_steps_does_not_count_as_computing(nursery: Nursery, tmp_path: Path) -> None:
     with Conductor(nursery, tmp_path / "job", JobSpec.model_validate({**KNOBS, "max_step": 2})) as conductor:
         os.mkfifo(tmp_path / "after")
         worker = conductor.spawn(0, "tests.api.loop_program", {"LOOP_AFTER": str(tmp_path / "after")})
@@ -101,9 +101,7 @@ def test_what_a_program_does_between_its_steps_is_not_taken_for_a_part_of_one(nu
 
 
 @pytest.mark.parametrize("where", ["waiting", "training"])
-def test_a_program_whose_master_stays_away_goes_as_if_it_had_been_told_to(
-    where: str, nursery: Nursery, tmp_path: Path
-) -> None:
+def test_a_program_whose_master_stays_away_exits_as_after_sigterm(where: str, nursery: Nursery, tmp_path: Path) -> None:
     knobs = {"minibatch_size": 12, "num_workers": 1, "virtual_workers": 1, "master_grace_seconds": 1}
     with Conductor(nursery, tmp_path / "job", JobSpec.model_validate(knobs)) as conductor:
         conductor.wanted = 2 if where == "waiting" else 1
@@ -113,9 +111,9 @@ def test_a_program_whose_master_stays_away_goes_as_if_it_had_been_told_to(
             conductor.wait(lambda: worker.pulse is not None and worker.pulse.phase == "program", "a part")
         conductor.stop()
         assert worker.process.ended.wait(30), conductor.story()
-        told = worker.log.read_text()
-        assert worker.process.returncode == 143, told  # which nobody counts as a crash
-        assert re.search(r"\[ERROR\] .*(the master was away|no master)", told) and "Traceback" not in told, told
+        text = worker.log.read_text()
+        assert worker.process.returncode == 143, text  # which does not count as a crash
+        assert re.search(r"\[ERROR\] .*(the master was away|no master)", text) and "Traceback" not in text, text
 
 
 def test_a_kill_a_join_and_a_leave_change_nothing(
@@ -132,7 +130,7 @@ def test_a_kill_a_join_and_a_leave_change_nothing(
     conductor.wait(lambda: joiner.kinds("formed"), "a world with the newcomer")
     conductor.wait_for_step(conductor.step + 2)
     first.process.send_signal(signal.SIGTERM)  # rank 0 is like any other
-    conductor.wait(lambda: first.dead, "the end of the one told to go")
+    conductor.wait(lambda: first.dead, "the end of the one that leaves")
     broken = [b for b in first.kinds("broken") if b.generation > 1]  # the first world broke with the kill
     assert first.process.returncode == 0 and not broken, conductor.story()
     check(conductor, alone, tmp_path)

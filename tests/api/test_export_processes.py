@@ -1,4 +1,4 @@
-"""A loop's own export, in real processes: whoever dies or hangs over it, the model is whole."""
+"""A loop's own export, in real processes: also when a worker dies or hangs in it, the model is whole."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def no_job_left():
 
 
 def whole(output: Path) -> str:
-    """The export is, with its folder; who made it."""
+    """The export is complete, with its folder; the worker that made it."""
     manifest = json.loads((output / "manifest.json").read_text())
-    assert sorted(manifest["files"]) == ["vocabulary/words.txt", "weights.pt", "who.txt"]
+    assert sorted(manifest["files"]) == ["replica.txt", "vocabulary/words.txt", "weights.pt"]
     for name, file in manifest["files"].items():
         assert hashlib.sha256((output / name).read_bytes()).hexdigest() == file["sha256"], name
     assert torch.load(output / "weights.pt").keys() == {"weight", "bias"}
-    return (output / "who.txt").read_text()
+    return (output / "replica.txt").read_text()
 
 
 def start(tmp_path: Path, name: str, how: str) -> harness.RunningJob:
@@ -69,13 +69,13 @@ def test_an_exporter_killed_in_the_middle_is_followed_by_another_and_a_second_jo
     assert code == 0 and result["outcome"] == "succeeded", job.story()
     assert (tmp_path / "mark").read_text() == "in the middle"
     first = whole(tmp_path / "model")
-    assert not left.exists(), "nobody goes back to it any more"
+    assert not left.exists(), "no worker needs it any more"
     again = start(tmp_path, "again", "")
     code, _ = again.finish()
     assert code == 0 and first != whole(tmp_path / "model"), again.story()
 
 
-def test_an_export_that_raises_fails_the_job_with_its_words_and_nothing_is_trained_again(tmp_path: Path) -> None:
+def test_an_export_that_raises_fails_the_job_with_its_message_and_nothing_is_trained_again(tmp_path: Path) -> None:
     job = start(tmp_path, "raises", "raise")
     code, result = job.finish()
     assert code != 0 and result["outcome"] == "failed", job.story()
@@ -89,7 +89,7 @@ def test_an_export_that_raises_fails_the_job_with_its_words_and_nothing_is_train
 
 
 @pytest.mark.parametrize("when", ["while its successor writes", "when its successor is done"])
-def test_an_exporter_that_goes_on_after_it_was_given_up_changes_nothing(
+def test_an_exporter_that_continues_after_its_replacement_changes_nothing(
     when: str, nursery: Nursery, tmp_path: Path
 ) -> None:
     """It was stopped before it touched the disk."""
@@ -98,13 +98,13 @@ def test_an_exporter_that_goes_on_after_it_was_given_up_changes_nothing(
     spec = JobSpec.model_validate({"minibatch_size": 8, "num_workers": 2, "virtual_workers": 2})
 
     def ask(worker: Worker, number: int) -> None:
-        conductor.tell(worker.name, export=pb.Export(directory=str(output), number=number, run=1))
+        conductor.send(worker.name, export=pb.Export(directory=str(output), number=number, run=1))
 
     def answer(worker: Worker) -> pb.Exported:
         conductor.wait(lambda: worker.kinds("exported"), f"an export by {worker.name}")
-        (said,) = worker.kinds("exported")
-        assert isinstance(said, pb.Exported)
-        return said
+        (answered,) = worker.kinds("exported")
+        assert isinstance(answered, pb.Exported)
+        return answered
 
     with Conductor(nursery, tmp_path / "job", spec) as conductor:
         conductor.wanted = 2
@@ -117,11 +117,11 @@ def test_an_exporter_that_goes_on_after_it_was_given_up_changes_nothing(
         with gate.open("w"):  # it is in the middle
             if when == "while its successor writes":
                 late.process.send_signal(signal.SIGCONT)
-                said = answer(late)
+                done = answer(late)
         assert answer(successor) == pb.Exported(directory=str(output), number=2)
         if when == "when its successor is done":
             late.process.send_signal(signal.SIGCONT)
-            said = answer(late)
-        assert said.number == 1 and "another process has begun to write the model since" in said.error
+            done = answer(late)
+        assert done.number == 1 and "another process has begun to write the model since" in done.error
         assert whole(output) == successor.name == names.replica_name("j", "worker", 1)
         assert set(conductor.finish().values()) == {0}

@@ -99,7 +99,7 @@ def test_a_checkpoint_says_how_many_records_are_trained_and_another_policy_canno
         train(following, model)
 
 
-def test_a_program_alone_says_that_its_checkpoint_is_damaged(tmp_path: Path) -> None:
+def test_a_program_alone_reports_a_damaged_checkpoint(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 1)
     elastic = loop(model, torch.optim.SGD(model.parameters(), lr=0.1))
     train(elastic, model, stop_at=1)
@@ -116,4 +116,4 @@ def test_each_member_computes_one_part_and_more_members_than_parts_share_an_eval
         worlds = [World(None, tuple("abcdefghijkl"[:size]), rank, size, ()) for rank in range(size)]  # type: ignore[arg-type]
         assert [world.run for world in worlds] == [(rank, rank + 1) for rank in range(size)]
         covered = [part for world in worlds for part in range(*world.share(4))]
-        assert covered == [0, 1, 2, 3], "in the order of the ranks, whoever has none"
+        assert covered == [0, 1, 2, 3], "in the order of the ranks, also where some have none"

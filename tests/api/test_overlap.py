@@ -101,7 +101,7 @@ def test_gradients_may_be_changed_before_the_part_is_done(change: str) -> None:
     same(train(deterministic=False, change=change), train(deterministic=True, change=change))
 
 
-def test_gradients_that_change_when_they_are_gone_are_an_error_and_not_a_wrong_sum() -> None:
+def test_gradients_that_change_after_they_are_used_are_an_error_and_not_a_wrong_sum() -> None:
     model, elastic = build(deterministic=False)
     with pytest.raises(ElasticDLError, match=r"changed after backward.*before_update"):
         for part in elastic.parts():
@@ -118,12 +118,12 @@ def test_a_world_that_is_called_off_before_the_last_part_is_left_when_its_sum_is
     sums = PlainSums(TorchModel(model, optimizer(model.parameters(), lr=0.1)), 0)
     sums.forget(1)
     group = Group(1, 0, ["a"], RelayedStore(1, lambda key, value: None, 1.0), "127.0.0.1", 1.0)
-    group.abort("somebody died")
+    group.abort("a member died")
     sums.begin(1.0, group, last=True)
     loss = model(torch.ones(1, 1)).mean()
     loss.backward()
     sums.add([0], loss, None)
-    with pytest.raises(CalledOff, match="somebody died"):
+    with pytest.raises(CalledOff, match="a member died"):
         sums.total(group, (0, 1), False)
 
 
@@ -136,10 +136,10 @@ def world_of_two() -> tuple[Group, Group]:
     """Both members in this process."""
     stores: list[RelayedStore] = []
 
-    def say(to: int) -> Callable[[str, bytes], None]:
+    def deliver(to: int) -> Callable[[str, bytes], None]:
         return lambda key, value: stores[to].deliver(key, value)
 
-    stores += [RelayedStore(1, say(1 - rank), SECONDS) for rank in (0, 1)]
+    stores += [RelayedStore(1, deliver(1 - rank), SECONDS) for rank in (0, 1)]
     with ThreadPoolExecutor(2) as pool:
         built = [pool.submit(Group, 1, rank, ["a", "b"], stores[rank], "127.0.0.1", SECONDS) for rank in (0, 1)]
         return built[0].result(), built[1].result()

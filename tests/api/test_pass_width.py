@@ -17,7 +17,7 @@ features = torch.randn(RECORDS, 6, generator=torch.Generator().manual_seed(3))
 
 
 class Clock:
-    """Passes take as long as the test says."""
+    """Passes take as long as the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -56,11 +56,11 @@ def test_the_fastest_way_is_found_and_kept_until_the_world_changes(
         assert {pass_through(passes, clock, (4, 8), 0, seconds) for _ in range(9)} == {best}
         assert len(caplog.messages) == world
     name = {1: "one pass", 2: "2 passes", 4: "4 passes"}[best]
-    told = f"Computing the 4 parts of a step in {name} (measured: {1e3 * seconds[4]:.1f} ms in one pass, "
-    assert told in caplog.messages[0]
+    text = f"Computing the 4 parts of a step in {name} (measured: {1e3 * seconds[4]:.1f} ms in one pass, "
+    assert text in caplog.messages[0]
 
 
-def test_a_first_step_and_short_ones_say_nothing_about_speed() -> None:
+def test_first_steps_and_short_ones_do_not_count_for_the_speed() -> None:
     clock = Clock()
     passes = PassWidth(8, measured=True, clock=clock)
     passes.enter((0, 2), 32, 8)
@@ -117,9 +117,7 @@ def train(deterministic: bool, num_workers: int = 1) -> tuple[dict[str, torch.Te
 @pytest.mark.parametrize(
     ("num_workers", "first"), [(1, [[18], [9, 9], [4, 5, 4, 5]]), (2, [[9, 9], [4, 5, 4, 5], [9, 9]])]
 )
-def test_however_many_passes_a_step_has_every_record_weighs_the_same_in_it(
-    num_workers: int, first: list[list[int]]
-) -> None:
+def test_every_record_has_the_same_weight_for_any_number_of_passes(num_workers: int, first: list[list[int]]) -> None:
     """The third step of an epoch is short, and none of those that count."""
     wanted, by_parts = train(deterministic=True, num_workers=num_workers)
     state, sizes = train(deterministic=False, num_workers=num_workers)

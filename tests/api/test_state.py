@@ -31,7 +31,7 @@ def test_a_state_dictionary_comes_back_as_it_was() -> None:
     assert torch.equal(back["state"][0]["m"], torch.ones(2))
 
 
-def test_what_cannot_travel_is_refused_by_name() -> None:
+def test_objects_that_cannot_be_sent_are_refused_by_name() -> None:
     with pytest.raises(TypeError, match="more/thing/inner is object, which cannot be sent"):
         flatten("more/thing", {"inner": object()})
     with pytest.raises(TypeError, match="as a key"):
@@ -81,7 +81,7 @@ def test_batch_norm_statistics_and_counters_move_with_the_step() -> None:
     assert int(model[1].num_batches_tracked) == 1
 
 
-def test_a_newcomer_gets_model_optimizer_scheduler_and_more() -> None:
+def test_a_new_worker_receives_model_optimizer_scheduler_and_more() -> None:
     model, optimizer, scheduler = build(0)
     average, extra = torch.nn.Linear(1, 1), torch.zeros(2)
     trained = TorchModel(model, optimizer, scheduler, more={"average": average, "extra": extra})
@@ -142,7 +142,7 @@ def own(model: torch.nn.Module, **more: Any) -> TorchModel:
     return TorchModel(model, torch.optim.SGD(model.parameters(), lr=0.1), **more)
 
 
-def test_a_pass_that_moves_a_buffer_which_no_state_holds_is_refused() -> None:
+def test_a_pass_that_changes_a_buffer_outside_of_the_state_is_refused() -> None:
     model = Counting()
     trained = own(model)
     trained.begin(seed=1)
@@ -151,7 +151,7 @@ def test_a_pass_that_moves_a_buffer_which_no_state_holds_is_refused() -> None:
         trained.contribute(1)
 
 
-def test_what_cannot_be_handed_to_others_is_refused_at_the_start() -> None:
+def test_state_that_cannot_be_sent_is_refused_at_the_start() -> None:
     with pytest.raises(ModelError, match="Extra: module '' has an extra state that is no tensor"):
         own(Extra(3, 1))
     with pytest.raises(ModelError, match=r"parameter 'weight' is torch\.complex64; gradients are added as floats"):
@@ -175,7 +175,7 @@ def test_every_type_that_a_state_may_hold_comes_back_from_disk(dtype: torch.dtyp
     assert found.dtype == dtype and torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
 
 
-def test_a_type_that_files_do_not_hold_is_named(tmp_path: Path) -> None:
+def test_a_type_that_files_cannot_hold_is_named(tmp_path: Path) -> None:
     state = {"model/t": torch.zeros(2, dtype=torch.complex128)}
     with pytest.raises(DataError, match=r"t is torch\.complex128, which files cannot hold"):
         state_files.write(tmp_path, state_files.snapshot(state), 1, 1)
@@ -205,7 +205,7 @@ def test_a_state_on_disk_comes_back_and_plain_torch_reads_the_model(
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [
         (lambda d: (d / "model.safetensors").unlink(), "cannot be read"),
         (lambda d: (d / "model.safetensors").open("ab").write(b"x"), "bytes, not"),
@@ -216,11 +216,11 @@ def test_a_state_on_disk_comes_back_and_plain_torch_reads_the_model(
     ],
 )
 def test_a_damaged_state_is_named_and_not_used(
-    harm: Any, said: str, tmp_path: Path, state: dict[str, torch.Tensor]
+    harm: Any, message: str, tmp_path: Path, state: dict[str, torch.Tensor]
 ) -> None:
     state_files.write(tmp_path, state_files.snapshot(state), 1, 1)
     harm(tmp_path)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         state_files.read(tmp_path)
 
 
@@ -236,16 +236,16 @@ def test_a_state_of_another_step_is_not_used(tmp_path: Path, state: dict[str, to
         state_files.read(tmp_path, 2)
 
 
-def test_a_checkpoint_holds_the_state_of_its_moment_and_a_full_disk_is_told(tmp_path: Path) -> None:
-    told: list[tuple[int, str, str]] = []
-    saver = Saver(lambda cut, part, error="": told.append((cut, part, error)))
+def test_a_checkpoint_holds_the_state_of_its_moment_and_a_full_disk_is_reported(tmp_path: Path) -> None:
+    answers: list[tuple[int, str, str]] = []
+    saver = Saver(lambda cut, part, error="": answers.append((cut, part, error)))
     weights = torch.zeros(1000)
     saver.save(1, tmp_path / "one", {"model/w": weights}, 5, 1, 0)
     weights += 1  # training goes on
     (tmp_path / "file").write_text("")
     saver.save(2, tmp_path / "file" / "below", {"model/w": weights}, 6, 1, 0)
     saver.finish()
-    (first, second) = told
+    (first, second) = answers
     assert json.loads(first[1])["step"] == 5 and first[2] == ""
     assert second[0] == 2 and "Not a directory" in second[2]
     assert torch.equal(state_files.read(tmp_path / "one")[0]["model/w"], torch.zeros(1000))
@@ -263,9 +263,9 @@ def test_the_audit_names_records_that_were_trained_too_often_or_never() -> None:
 
 
 def test_the_audit_counts_records_that_are_lost_although_others_were_set_aside() -> None:
-    """In the middle of an epoch each record may lack one time: only the sum tells that some do who should not."""
-    told = audit.verdict(torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 0]), 4, [7])
-    assert told == "3 records trained, none more than 1 time, 1 set aside"
+    """In the middle of an epoch each record may lack one time: only the sum shows that too many do."""
+    verdict = audit.verdict(torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 0]), 4, [7])
+    assert verdict == "3 records trained, none more than 1 time, 1 set aside"
     assert audit.verdict(torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 1]), 4, [7]).startswith("4 records trained")
     for wrong in ([1.0, 1, 0, 0, 0, 0, 0, 0], [1.0, 1, 0, 0, 0, 0, 0, 1], [1.0, 1, 1, 1, 1, 0, 0, 0]):
         with pytest.raises(ModelError, match=r"of 4 records were trained; wrong are: none"):

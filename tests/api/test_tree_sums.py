@@ -36,7 +36,7 @@ def compute(whose: tuple[TreeSums, TorchModel, torch.nn.Linear], group: Group, r
     return missing
 
 
-def test_what_others_could_read_is_used_again_by_one_alone_and_its_sum_is_a_tensor_of_its_own() -> None:
+def test_a_shared_vector_is_reused_in_a_world_of_one_and_its_sum_is_a_new_tensor() -> None:
     (lone,) = world(1)
     undisturbed = worker()
     compute(undisturbed, lone, (0, VIRTUAL))

@@ -1,7 +1,7 @@
-"""A master for tests of workers: real streams, a world for whoever is there, and a record of everything said.
+"""A master for tests of workers: real streams, worlds of all workers that are there, and a record of all messages.
 
-It has none of the real master's care: whoever says Hello is taken in, whoever dies is left out. That makes it small,
-and lets a test choose when a world changes.
+It is simpler than the real master: a worker that sends a Hello joins, one that dies is dropped. So it stays small, and
+a test can choose when a world changes.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ WAIT_SECONDS = 60.0
 
 @dataclass
 class Worker:
-    """A process, its stream, and what it said."""
+    """A process, its stream, and its messages."""
 
     name: str
     process: Child | None  # None: a thread of the test
     log: Path
     outbox: asyncio.Queue[pb.ToReplica | None] | None = None
     hellos: list[pb.Hello] = field(default_factory=list)
-    said: list[pb.FromReplica] = field(default_factory=list)  # all but pulses and what goes into the store
+    messages: list[pb.FromReplica] = field(default_factory=list)  # all but pulses and what goes into the store
     pulse: pb.Pulse | None = None
     leaving: bool = False
     dead: bool = False
 
     def kinds(self, kind: str) -> list[Any]:
-        return [getattr(m, kind) for m in self.said if m.WhichOneof("body") == kind]
+        return [getattr(m, kind) for m in self.messages if m.WhichOneof("body") == kind]
 
 
 class Conductor:
@@ -63,7 +63,7 @@ class Conductor:
         self.running: tuple[str, ...] = ()  # of the last world that was started
         self.confirmed: dict[str, tuple[int, int]] = {}
         self.starts: list[pb.Start] = []
-        self.automatic = True  # whether every change of who is there makes a new world
+        self.automatic = True  # whether every change of the workers makes a new world
         self.wanted = 1  # how many must be there before the first one
         self.directory, self.directory_step = "", 0  # a checkpoint to start from
         self.epoch = 1
@@ -126,38 +126,38 @@ class Conductor:
     def training(self) -> bool:
         return bool(self.members) and self.formed == set(self.members)
 
-    def tell(self, name: str, **body: Any) -> None:
+    def send(self, name: str, **body: Any) -> None:
         self._loop.call_soon_threadsafe(self._send, name, pb.ToReplica(**body))
 
-    def tell_all(self, **body: Any) -> None:
+    def send_all(self, **body: Any) -> None:
         for name in self.workers:
-            self.tell(name, **body)
+            self.send(name, **body)
 
     def propose(self, *members: str, urgent: bool, reason: str = "the test wants it") -> None:
         self._loop.call_soon_threadsafe(self._propose, tuple(members), urgent, reason)
 
     def save(self, worker: Worker, cut: int, directory: Path, at: int = 0) -> dict[str, Any]:
-        """Have it write its state; what it says of that."""
-        self.tell(worker.name, save=pb.Save(cut=cut, directory=str(directory), at=at))
+        """Have it write its state; its answer."""
+        self.send(worker.name, save=pb.Save(cut=cut, directory=str(directory), at=at))
         self.wait(lambda: any(w.cut == cut for w in worker.kinds("wrote")), f"cut {cut} of {worker.name}")
         (wrote,) = [w for w in worker.kinds("wrote") if w.cut == cut]
-        self.tell(worker.name, settle=pb.Settle(cut=cut, published=not wrote.error, directory=str(directory)))
+        self.send(worker.name, settle=pb.Settle(cut=cut, published=not wrote.error, directory=str(directory)))
         assert not wrote.error, wrote.error
         found: dict[str, Any] = json.loads(wrote.part)
         return found
 
     def export(self, worker: Worker, directory: str = "", audit: bool = False) -> pb.Exported:
-        self.tell(worker.name, export=pb.Export(directory=directory, audit=audit))
+        self.send(worker.name, export=pb.Export(directory=directory, audit=audit))
         self.wait(lambda: worker.kinds("exported"), f"an export by {worker.name}")
         found: pb.Exported = worker.kinds("exported")[-1]
         return found
 
     def finish(self, seconds: float = WAIT_SECONDS) -> dict[str, int]:
-        """Tell everybody that it is over; how those that live end."""
+        """End the job; the exit codes of the workers that are alive."""
         with self._changed:
             self.automatic = False
             alive = [w for w in self.workers.values() if not w.dead]
-        self.tell_all(shutdown=pb.Shutdown(reason="the job is over"))
+        self.send_all(shutdown=pb.Shutdown(reason="the job is over"))
         self.wait(lambda: all(w.dead for w in alive), "the end of every worker", seconds)
         return {w.name: w.process.returncode for w in alive if w.process is not None}
 
@@ -182,11 +182,13 @@ class Conductor:
         assert first is not None and first.WhichOneof("body") == "hello"
         name = first.hello.replica
         with self._changed:
-            self._changed.wait_for(lambda: name in self.workers, 1.0)  # it may be faster than who started it
+            self._changed.wait_for(
+                lambda: name in self.workers, 1.0
+            )  # it may be faster than the thread that started it
             worker = self.workers[name]
         outbox: asyncio.Queue[pb.ToReplica | None] = asyncio.Queue()
         outbox.put_nowait(pb.ToReplica(welcome=pb.Welcome(master_epoch=self.epoch)))
-        with self._told():
+        with self._changing():
             worker.outbox = outbox
             worker.hellos.append(first.hello)
             if self.automatic:
@@ -201,18 +203,18 @@ class Conductor:
     async def _read(self, worker: Worker, messages: AsyncIterator[pb.FromReplica], outbox: Any) -> None:
         try:
             async for message in messages:
-                with self._told():
-                    self._hear(worker, message)
+                with self._changing():
+                    self._received(worker, message)
         finally:
             outbox.put_nowait(None)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _changing(self) -> Iterator[None]:
         with self._changed:
             yield
             self._changed.notify_all()
 
-    def _hear(self, worker: Worker, message: pb.FromReplica) -> None:
+    def _received(self, worker: Worker, message: pb.FromReplica) -> None:
         kind = message.WhichOneof("body")
         if kind == "pulse":
             worker.pulse = message.pulse
@@ -222,7 +224,7 @@ class Conductor:
                 if name != worker.name:
                     self._send(name, pb.ToReplica(stored=message.stored))
             return
-        worker.said.append(message)
+        worker.messages.append(message)
         if kind == "confirmed" and message.confirmed.generation == self.generation:
             state = message.confirmed.state
             self.confirmed[worker.name] = (state.step, state.generation)
@@ -244,7 +246,7 @@ class Conductor:
             self._loop.call_soon_threadsafe(self._died, self.workers[name])
 
     def _died(self, worker: Worker) -> None:
-        with self._told():
+        with self._changing():
             worker.dead, worker.outbox = True, None
             if self.automatic and worker.name in self.members:
                 self._review(urgent=True)
@@ -253,10 +255,10 @@ class Conductor:
         there = [n for n, w in self.workers.items() if w.hellos and not w.dead and not w.leaving]
         members = [n for n in self.members if n in there] + [n for n in there if n not in self.members]
         if len(members) >= (1 if self.running else self.wanted) and (tuple(members) != self.members or anyhow):
-            self._propose(tuple(members), urgent, "who is there has changed")
+            self._propose(tuple(members), urgent, "the workers have changed")
 
     def _propose(self, members: tuple[str, ...], urgent: bool, reason: str) -> None:
-        with self._told():
+        with self._changing():
             self.generation += 1
             self.members, self.confirmed, self.formed = members, {}, set()
             proposal = pb.Proposal(generation=self.generation, members=members, urgent=urgent, reason=reason)

@@ -1,4 +1,4 @@
-"""A member of worlds, for tests: a process with a control thread, as a worker has, that does what it is told."""
+"""A member of worlds, for tests: a process with a control thread, like a worker, that runs tasks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sample_state(size: int, seed: int) -> dict[str, torch.Tensor]:
 
 
 class Tasks:
-    """What a member can be told to do; runs on its main thread."""
+    """The tasks of a member; they run in its main thread."""
 
     def __init__(self, connection: Connection) -> None:
         self.store: RelayedStore | None = None
@@ -59,10 +59,10 @@ class Tasks:
         self.early: dict[int, list[tuple[str, bytes]]] = {}  # values that came before the generation was built
         self.lock = threading.Lock()
         self._connection = connection
-        self._speaking = threading.Lock()
+        self._sending = threading.Lock()
 
-    def say(self, *message: Any) -> None:
-        with self._speaking:
+    def reply(self, *message: Any) -> None:
+        with self._sending:
             self._connection.send(message)
 
     def deliver(self, generation: int, key: str, value: bytes) -> None:
@@ -74,7 +74,7 @@ class Tasks:
 
     def build(self, generation: int, rank: int, members: list[str], timeout_seconds: float = 20.0) -> float:
         began = time.monotonic()
-        store = RelayedStore(generation, lambda k, v: self.say("stored", generation, k, v), timeout_seconds)
+        store = RelayedStore(generation, lambda k, v: self.reply("stored", generation, k, v), timeout_seconds)
         with self.lock:
             self.store = store
             for key, value in self.early.pop(generation, []):
@@ -209,7 +209,7 @@ def serve(connection: Connection, name: str, plan: str) -> None:
     while True:
         number, command, arguments = orders.get()
         try:
-            tasks.say("answer", number, getattr(tasks, command)(**arguments), "", "", ())
+            tasks.reply("answer", number, getattr(tasks, command)(**arguments), "", "", ())
         except (WireError, ValueError, AssertionError) as error:
             suspects = error.suspects if isinstance(error, GroupBroken) else ()
-            tasks.say("answer", number, None, type(error).__name__, str(error), suspects)
+            tasks.reply("answer", number, None, type(error).__name__, str(error), suspects)

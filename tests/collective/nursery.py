@@ -1,8 +1,8 @@
 """Workers in a fraction of the time: one process imports torch and everything else once, and forks workers.
 
 They are processes as any other; only the seconds of importing are not paid for each of them.
-`python -m tests.collective.nursery` reads what to start from its standard input, one JSON object per line, and tells on
-its standard output who was born as which process, and how each ended.
+`python -m tests.collective.nursery` reads what to start from its standard input, one JSON object per line, and writes
+the process of each worker, and how each ended, to its standard output.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Child:
 
 
 class Nursery:
-    """Starts workers, and hears of their ends."""
+    """Starts workers, and learns how they end."""
 
     def __init__(self) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -45,7 +45,7 @@ class Nursery:
             [sys.executable, "-m", "tests.collective.nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             text=True, cwd=ROOT, env=environment,
         )  # fmt: skip
-        self._born = threading.Condition()
+        self._started = threading.Condition()
         self._children: dict[str, Child] = {}
         self._count = 0
         threading.Thread(target=self._listen, daemon=True).start()
@@ -57,8 +57,8 @@ class Nursery:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"key": key, "module": module, "log": str(log), "env": dict(env)}) + "\n")
         self._process.stdin.flush()
-        with self._born:
-            assert self._born.wait_for(lambda: key in self._children, 60), "no worker was born within 60 s"
+        with self._started:
+            assert self._started.wait_for(lambda: key in self._children, 60), "no worker started within 60 s"
             child = self._children[key]
         threading.Thread(target=lambda: (child.ended.wait(), ended()), daemon=True).start()
         return child
@@ -70,18 +70,18 @@ class Nursery:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            told = json.loads(line)
-            with self._born:
-                if "pid" in told:
-                    self._children[told["key"]] = Child(told["pid"])
+            event = json.loads(line)
+            with self._started:
+                if "pid" in event:
+                    self._children[event["key"]] = Child(event["pid"])
                 else:
-                    child = next(c for c in self._children.values() if c.pid == told["ended"])
-                    child.returncode = told["code"]
+                    child = next(c for c in self._children.values() if c.pid == event["ended"])
+                    child.returncode = event["code"]
                     child.ended.set()
-                self._born.notify_all()
+                self._started.notify_all()
 
 
-def _be_born(order: Mapping[str, str | Mapping[str, str]]) -> None:
+def _become(order: Mapping[str, str | Mapping[str, str]]) -> None:
     """In the child: become the program that was asked for."""
     out = os.open(str(order["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -109,7 +109,7 @@ def _serve(orders: IO[str]) -> None:
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # imports as much as torch itself did
     answers = os.fdopen(os.dup(1), "w")
 
-    def tell(**what: object) -> None:
+    def report(**what: object) -> None:
         answers.write(json.dumps(what) + "\n")
         answers.flush()
 
@@ -117,9 +117,11 @@ def _serve(orders: IO[str]) -> None:
         order = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            _be_born(order)
-        tell(key=order["key"], pid=pid)
-        threading.Thread(target=lambda pid=pid: tell(ended=pid, code=_code(os.waitpid(pid, 0)[1])), daemon=True).start()
+            _become(order)
+        report(key=order["key"], pid=pid)
+        threading.Thread(
+            target=lambda pid=pid: report(ended=pid, code=_code(os.waitpid(pid, 0)[1])), daemon=True
+        ).start()
 
 
 def _code(status: int) -> int:

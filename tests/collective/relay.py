@@ -1,4 +1,4 @@
-"""A master in miniature: starts member processes, passes on what they put into the store, tells them what to do.
+"""A small master: it starts member processes, relays what they put into the store, and calls their tasks.
 
 Members are forked from a process that has torch imported, so that starting one takes milliseconds.
 """
@@ -25,7 +25,7 @@ _context.set_forkserver_preload(["tests.collective.member"])
 
 @dataclass
 class Answer:
-    """What came of something that a member was told to do."""
+    """The result of a member's task."""
 
     done: threading.Event = field(default_factory=threading.Event)
     value: Any = None
@@ -57,8 +57,8 @@ class Member:
         self._answers: dict[int, Answer] = {}
         self._count = 0
 
-    def tell(self, command: str, **arguments: Any) -> Answer:
-        """Have the member's main thread do something."""
+    def call(self, command: str, **arguments: Any) -> Answer:
+        """Run a task in the member's main thread."""
         with self._lock:
             self._count += 1
             number, answer = self._count, Answer()
@@ -67,7 +67,7 @@ class Member:
         return answer
 
     def send(self, *message: Any) -> None:
-        with self._lock, contextlib.suppress(OSError):  # the dead hear nothing
+        with self._lock, contextlib.suppress(OSError):  # it may have ended
             self.connection.send(message)
 
     def answered(self, number: int, value: Any, error: str, text: str, suspects: tuple[str, ...]) -> None:
@@ -105,10 +105,10 @@ class Relay:
         return [self.members[name] for name in names]
 
     def build(self, generation: int, *names: str, absent: tuple[str, ...] = (), **arguments: Any) -> list[Answer]:
-        """Tell members to build a generation; those absent are in it but hear nothing of it."""
+        """Have members build a generation; absent ones belong to it, but are not called."""
         self.worlds[generation] = list(names)
         return [
-            self.members[name].tell("build", generation=generation, rank=rank, members=list(names), **arguments)
+            self.members[name].call("build", generation=generation, rank=rank, members=list(names), **arguments)
             for rank, name in enumerate(names)
             if name not in absent
         ]

@@ -19,8 +19,8 @@ ME = "elasticdl-j-worker-0"
 GRACE_SECONDS = 1.0
 
 
-class Told:
-    """An interruption that can be waited for."""
+class Interruption:
+    """It can be waited for."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
@@ -64,13 +64,17 @@ def enter(control: WorldControl) -> None:
     control.send(lambda s: s.form(pb.Formed()))
 
 
-def test_a_worker_finds_its_way_into_a_world(control: WorldControl, conductor: Conductor, worker: Worker) -> None:
+def test_a_worker_enters_the_world_that_the_master_starts(
+    control: WorldControl, conductor: Conductor, worker: Worker
+) -> None:
     enter(control)
     assert control.todo(idle=False) is Todo.TRAIN
-    conductor.wait(lambda: worker.kinds("formed"), "the word that the world stands")
+    conductor.wait(lambda: worker.kinds("formed"), "the report that the world is formed")
 
 
-def test_pulses_tell_what_the_training_thread_does(control: WorldControl, conductor: Conductor, worker: Worker) -> None:
+def test_pulses_report_what_the_training_thread_does(
+    control: WorldControl, conductor: Conductor, worker: Worker
+) -> None:
     enter(control)
     control.doing("compute")
     control.commit(0.25, 0.1, stop=False)
@@ -84,7 +88,7 @@ def test_pulses_tell_what_the_training_thread_does(control: WorldControl, conduc
     assert control.call(lambda s: s.activity.seconds["compute"]) > 0.3
 
 
-def test_what_is_waited_for_comes_nearer_only_while_it_is_waited_for() -> None:
+def test_progress_counts_only_during_its_own_phase() -> None:
     now = [0.0]
     session = WorldSession(ME, "one", 30.0)
     control = SharedSession(session, lambda: now[0])
@@ -95,65 +99,65 @@ def test_what_is_waited_for_comes_nearer_only_while_it_is_waited_for() -> None:
     assert session.pulse(25.0).pulse.seconds == 5.0 and session.activity.seconds["copy"] == 20.0
     control.doing("wait")
     now[0] = 30.0
-    control.moved("copy")  # the courier, of a world that was given up meanwhile
+    control.moved("copy")  # from the communication thread of a world that was left meanwhile
     assert (session.pulse(30.0).pulse.phase, session.pulse(30.0).pulse.seconds) == ("wait", 5.0)
 
 
 def test_an_urgent_proposal_interrupts_at_once(control: WorldControl, conductor: Conductor) -> None:
     enter(control)
     conductor.automatic = False
-    told = Told()
-    with control.interruptible(told):
+    interrupted = Interruption()
+    with control.interruptible(interrupted):
         conductor.propose(ME, urgent=False)
         conductor.wait(lambda: conductor.generation == 2, "the proposal")
-        assert not told.wait(0.2), "another proposal waits for the end of the step"
+        assert not interrupted.wait(0.2), "another proposal waits for the end of the step"
         began = time.monotonic()
-        conductor.propose(ME, urgent=True, reason="somebody died")
-        assert told.wait(5)
-    assert told.reasons[0] == "somebody died" and time.monotonic() - began < 1.0
-    with pytest.raises(CalledOff, match="somebody died"):
+        conductor.propose(ME, urgent=True, reason="a member died")
+        assert interrupted.wait(5)
+    assert interrupted.reasons[0] == "a member died" and time.monotonic() - began < 1.0
+    with pytest.raises(CalledOff, match="a member died"):
         control.check()
-    later = Told()
+    later = Interruption()
     with control.interruptible(later):
-        assert later.reasons == ["somebody died"], "what is begun in vain is interrupted, too"
+        assert later.reasons == ["a member died"], "an operation that begins later is interrupted, too"
 
 
 def test_a_shutdown_interrupts_and_ends(control: WorldControl, conductor: Conductor) -> None:
     enter(control)
-    told = Told()
-    with control.interruptible(told):
-        conductor.tell(ME, shutdown=pb.Shutdown(reason="the job is over"))
-        assert told.wait(5)
+    interrupted = Interruption()
+    with control.interruptible(interrupted):
+        conductor.send(ME, shutdown=pb.Shutdown(reason="the job is over"))
+        assert interrupted.wait(5)
     assert control.todo(idle=False) is Todo.END and control.call(lambda s: s.shutdown) == "the job is over"
 
 
-def test_what_others_store_reaches_the_group_that_is_built(
+def test_values_of_other_members_reach_the_group_that_is_being_built(
     control: WorldControl, conductor: Conductor, worker: Worker
 ) -> None:
     enter(control)
     got: dict[str, bytes] = {}
-    conductor.tell(ME, stored=pb.Stored(generation=1, key="early", value=b"1"))
-    conductor.tell(ME, save=pb.Save(cut=1, directory="d"))
-    control.wait(idle=True)  # the save shows that what was said before it is here
+    conductor.send(ME, stored=pb.Stored(generation=1, key="early", value=b"1"))
+    conductor.send(ME, save=pb.Save(cut=1, directory="d"))
+    control.wait(idle=True)  # the save shows that the messages before it have arrived
     with control.delivering(1, lambda key, value: got.update({key: value})):
         assert got == {"early": b"1"}
-        conductor.tell(ME, stored=pb.Stored(generation=1, key="late", value=b"2"))
-        conductor.tell(ME, export=pb.Export(directory="e"))
+        conductor.send(ME, stored=pb.Stored(generation=1, key="late", value=b"2"))
+        conductor.send(ME, export=pb.Export(directory="e"))
         conductor.wait(lambda: control.call(lambda s: s.saving.export) is not None and "late" in got, "the key", 10)
 
 
-def test_without_a_master_a_worker_goes_on_for_its_grace_and_then_stops(
+def test_without_a_master_a_worker_continues_for_its_grace_period_and_then_stops(
     control: WorldControl, conductor: Conductor, worker: Worker
 ) -> None:
     enter(control)
     conductor.wait(lambda: worker.pulse is not None, "a pulse")
-    told = Told()
-    with control.interruptible(told):
+    interrupted = Interruption()
+    with control.interruptible(interrupted):
         conductor.stop()
         began = time.monotonic()
         assert control.todo(idle=False) is Todo.TRAIN
         control.may_commit()
-        assert told.wait(10)
+        assert interrupted.wait(10)
     assert GRACE_SECONDS * 0.9 < time.monotonic() - began < GRACE_SECONDS + 1.5
     with pytest.raises(Unreachable, match="the master was away for 1 s"):
         control.may_commit()
@@ -161,14 +165,16 @@ def test_without_a_master_a_worker_goes_on_for_its_grace_and_then_stops(
         control.todo(idle=False)
 
 
-def test_told_to_go_the_worker_says_so(control: WorldControl, conductor: Conductor, worker: Worker) -> None:
+def test_a_worker_that_received_sigterm_reports_that_it_leaves(
+    control: WorldControl, conductor: Conductor, worker: Worker
+) -> None:
     enter(control)
     conductor.automatic = False
     control.leave()
-    conductor.wait(lambda: worker.kinds("leaving"), "the word that it leaves")
+    conductor.wait(lambda: worker.kinds("leaving"), "the report that it leaves")
 
 
-def test_a_control_thread_that_is_late_makes_no_crash_of_a_leave(
+def test_a_slow_control_thread_does_not_turn_a_leave_into_a_crash(
     control: WorldControl, conductor: Conductor, caplog: pytest.LogCaptureFixture
 ) -> None:
     enter(control)
@@ -179,7 +185,7 @@ def test_a_control_thread_that_is_late_makes_no_crash_of_a_leave(
         free.wait(20)
 
     with control.interruptible(hold_up):
-        conductor.tell(ME, shutdown=pb.Shutdown(reason="the job is over"))
+        conductor.send(ME, shutdown=pb.Shutdown(reason="the job is over"))
         assert busy.wait(5)
         control.close(0.1)
     assert "Could not close the control stream within 1.1 s" in caplog.text

@@ -34,24 +34,24 @@ def test_the_sum_has_the_same_bits_for_every_world_and_every_rank(relay: Relay) 
     for world in (1, 2, 3, 4):
         members = relay.together(world, *"abcd"[:world])
         for (virtual, size), digest in wanted.items():
-            answers = [m.tell("total", virtual=virtual, size=size, step=7, fresh=True, piece=PIECE) for m in members]
+            answers = [m.call("total", virtual=virtual, size=size, step=7, fresh=True, piece=PIECE) for m in members]
             assert [a.result()[0] for a in answers] == [digest] * world, f"{world} workers, {virtual} parts, {size}"
 
 
 def test_every_rank_learns_that_some_rank_has_its_flag_set(relay: Relay) -> None:
     relay.start("a", "b", "c")
     members = relay.together(1, "a", "b", "c")
-    for step, who in enumerate((None, "a", "c", None)):
+    for step, flagged in enumerate((None, "a", "c", None)):
         for command in ("total", "plain"):
             more = {"virtual": 8} if command == "total" else {}
-            answers = [m.tell(command, size=5, step=step, flag=m.name == who, **more) for m in members]
-            assert [a.result()[1] for a in answers] == [who is not None] * 3
+            answers = [m.call(command, size=5, step=step, flag=m.name == flagged, **more) for m in members]
+            assert [a.result()[1] for a in answers] == [flagged is not None] * 3
 
 
 def test_steps_follow_each_other_without_waiting_for_the_slowest(relay: Relay) -> None:
     relay.start("a", "b", "c")
     members = relay.together(1, "a", "b", "c")
-    answers = [m.tell("totals", virtual=4, size=1000, steps=range(50)) for m in members]
+    answers = [m.call("totals", virtual=4, size=1000, steps=range(50)) for m in members]
     wanted = [expected(4, 1000, step) for step in range(50)]
     assert [a.result() for a in answers] == [wanted] * 3
 
@@ -59,7 +59,7 @@ def test_steps_follow_each_other_without_waiting_for_the_slowest(relay: Relay) -
 def test_the_plain_sum_is_that_of_all_ranks(relay: Relay) -> None:
     relay.start("a", "b", "c")
     members = relay.together(1, "a", "b", "c")
-    answers = [m.tell("plain", size=50, step=3) for m in members]
+    answers = [m.call("plain", size=50, step=3) for m in members]
     exact = sum(contribution(50, 3, rank).double() for rank in range(3))
     for answer in answers:
         torch.testing.assert_close(torch.tensor(answer.result()[0]).double(), exact, rtol=1e-5, atol=1e-3)
@@ -69,21 +69,21 @@ def test_bytes_of_any_length_are_gathered_by_rank(relay: Relay) -> None:
     relay.start("a", "b", "c")
     members = relay.together(1, "a", "b", "c")
     brought = [b"", b"x" * 3_000_001, b"\x00\xff"]
-    answers = [m.tell("gather", mine=mine) for m, mine in zip(members, brought, strict=True)]
+    answers = [m.call("gather", mine=mine) for m, mine in zip(members, brought, strict=True)]
     assert [a.result() for a in answers] == [brought] * 3
 
 
-def test_workers_with_different_models_are_told_apart_by_name(relay: Relay) -> None:
+def test_the_error_names_workers_with_different_models(relay: Relay) -> None:
     relay.start("a", "b")
     first, second = relay.together(1, "a", "b")
-    answers = [first.tell("total", virtual=4, size=10, step=1), second.tell("total", virtual=4, size=11, step=1)]
+    answers = [first.call("total", virtual=4, size=10, step=1), second.call("total", virtual=4, size=11, step=1)]
     assert answers[0].wait().text == "b adds 11 numbers to the sum, this worker 10: their models differ"
     assert answers[1].wait().text == "a adds 10 numbers to the sum, this worker 11: their models differ"
     assert [a.error for a in answers] == ["GroupBroken"] * 2
     assert [a.suspects for a in answers] == [("b",), ("a",)]
 
 
-def test_a_world_of_one_needs_nobody() -> None:
+def test_a_world_of_one_needs_no_peers() -> None:
     group = alone()
     total, flag = tree_total(group, {(0, 4): torch.arange(3.0)}, 4, True)
     assert (total.tolist(), flag) == ([0.0, 1.0, 2.0], True)

@@ -1,4 +1,4 @@
-"""What tells workers apart that would not compute the same bits."""
+"""The fingerprint differs between workers that would not compute the same bits."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ LEAVER = Path(__file__).with_name("leaver.py")
 
 
 def totals(members: list[Member], step: int, size: int = SIZE, virtual: int = 8) -> list[Answer]:
-    return [m.tell("total", virtual=virtual, size=size, step=step) for m in members]
+    return [m.call("total", virtual=virtual, size=size, step=step) for m in members]
 
 
 def ready(members: list[Member], step: int) -> None:
     """Have the parts of a step computed, so that members go straight into its exchange."""
-    for answer in [m.tell("compute", virtual=8, size=SIZE, step=step) for m in members]:
+    for answer in [m.call("compute", virtual=8, size=SIZE, step=step) for m in members]:
         answer.result()
 
 
@@ -36,7 +36,7 @@ def gone(member: Member) -> float:
     return time.monotonic()
 
 
-def test_a_rank_killed_inside_the_exchange_is_noticed_by_all_and_the_next_generation_has_the_same_bits(
+def test_all_members_notice_a_rank_killed_in_the_exchange_and_the_next_generation_has_the_same_bits(
     relay: Relay,
 ) -> None:
     relay.start("a", "b", "c")
@@ -49,7 +49,7 @@ def test_a_rank_killed_inside_the_exchange_is_noticed_by_all_and_the_next_genera
     assert members[3].process.exitcode == -signal.SIGKILL
     for answer in answers[:3]:
         assert answer.wait().error == "GroupBroken" and answer.at - died < 1.0
-    assert any("d" in answer.suspects for answer in answers[:3]), "nobody names the one that died"
+    assert any("d" in answer.suspects for answer in answers[:3]), "no member names the one that died"
     survivors = relay.together(2, "a", "b", "c")
     results = [a.result() for a in totals(survivors, 1)]
     assert [r[0] for r in results] == [expected(8, SIZE, 1)] * 3
@@ -58,11 +58,11 @@ def test_a_rank_killed_inside_the_exchange_is_noticed_by_all_and_the_next_genera
     assert [m.process.pid for m in survivors] == pids
 
 
-def test_a_broadcast_abort_frees_those_that_wait_for_somebody_alive(relay: Relay) -> None:
+def test_a_broadcast_abort_frees_members_that_wait_for_one_that_is_alive(relay: Relay) -> None:
     relay.start("a", "b", "c", "d")
     members = relay.together(1, "a", "b", "c", "d")
     ready(members, 1)
-    answers = totals(members[:3], 1)  # d is alive and never comes: nobody's connection breaks
+    answers = totals(members[:3], 1)  # d is alive and never comes: no connection breaks
     assert not answers[0].done.wait(0.3)
     began = time.monotonic()
     for member in members[:3]:
@@ -77,7 +77,7 @@ def test_a_broadcast_abort_frees_those_that_wait_for_somebody_alive(relay: Relay
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_a_stopped_rank_that_goes_on_later_cannot_disturb_the_new_generation(relay: Relay, early: bool) -> None:
+def test_a_stopped_rank_that_continues_later_cannot_disturb_the_new_generation(relay: Relay, early: bool) -> None:
     relay.start("a", "b", "c", "d")
     members = relay.together(1, "a", "b", "c", "d")
     ready(members, 1)
@@ -93,12 +93,12 @@ def test_a_stopped_rank_that_goes_on_later_cannot_disturb_the_new_generation(rel
         members[3].signal(signal.SIGSTOP)
     for member in members[:3]:
         member.abort("worker d does not move")
-    # A member may see another's connection end before it hears why; the second exchange may be over before the signal.
+    # A member may see a connection end before it receives the reason; the second exchange may end before the signal.
     outcomes = {a.wait().error for a in answers}
     assert outcomes <= {"CalledOff", "GroupBroken"} or (not early and outcomes <= {"CalledOff", "GroupBroken", ""})
     survivors = relay.together(2, "a", "b", "c")
     assert [a.result()[0] for a in totals(survivors, 2)] == [expected(8, SIZE, 2)] * 3
-    running = [m.tell("totals", virtual=8, size=SIZE, steps=range(3, 8)) for m in survivors]
+    running = [m.call("totals", virtual=8, size=SIZE, steps=range(3, 8)) for m in survivors]
     members[3].signal(signal.SIGCONT)
     wanted = [expected(8, SIZE, step) for step in range(3, 8)]
     assert [a.result(60) for a in running] == [wanted] * 3
@@ -122,7 +122,7 @@ def test_a_build_that_waits_for_a_missing_peer_can_be_interrupted(relay: Relay) 
     assert [a.result()[0] for a in totals(members, 1, size=10)] == [expected(8, 10, 1)] * 2
 
 
-def test_a_build_ends_by_its_deadline_and_names_who_did_not_come(relay: Relay) -> None:
+def test_a_build_ends_by_its_deadline_and_names_the_members_that_are_missing(relay: Relay) -> None:
     relay.start("a", "b", "c")
     began = time.monotonic()
     answers = relay.build(1, "a", "b", "c", absent=("c",), timeout_seconds=0.5)
@@ -143,13 +143,15 @@ def test_a_peer_that_dies_while_the_group_is_built_is_survived(relay: Relay) -> 
     began = time.monotonic()
     for answer, name in zip(answers[:2], "ab", strict=True):
         if not answer.wait().error:  # the dead one's kernel had accepted the connection
-            answer = relay.members[name].tell("gather", mine=b"").wait()
+            answer = relay.members[name].call("gather", mine=b"").wait()
         assert answer.error in ("CalledOff", "GroupBroken") and answer.at - began < 1.0
     members = relay.together(2, "a", "b")
     assert [a.result()[0] for a in totals(members, 1, size=10)] == [expected(8, 10, 1)] * 2
 
 
-def test_a_peer_that_is_stopped_while_the_group_is_built_does_not_hold_up_who_is_told(relay: Relay) -> None:
+def test_a_peer_that_is_stopped_while_the_group_is_built_does_not_block_members_that_are_interrupted(
+    relay: Relay,
+) -> None:
     relay.start("a", "b", "c")
     relay.members["c"].signal(signal.SIGSTOP)
     answers = relay.build(1, "a", "b", "c", timeout_seconds=2.0)
@@ -170,11 +172,11 @@ def test_hundreds_of_generations_called_off_in_the_exchange_leave_nothing_behind
     def churn(generations: range) -> tuple[int, int, int]:
         for generation in generations:
             first, _ = relay.together(generation, "a", "b")
-            answer = first.tell("total", virtual=2, size=250_000, step=1)  # the other does not come
+            answer = first.call("total", virtual=2, size=250_000, step=1)  # the other does not come
             first.abort("the next one, please")
             assert answer.wait().error == "CalledOff"
         relay.together(generations.stop, "a", "b")
-        threads, files, kilobytes = members[0].tell("resources").result()
+        threads, files, kilobytes = members[0].call("resources").result()
         return threads, files, kilobytes
 
     before = churn(range(1, 40))

@@ -36,7 +36,7 @@ def on_nccl(generation: int) -> Iterator[Group]:
         group.close()
 
 
-def test_nccl_is_for_members_that_have_a_gpu_of_their_own_each() -> None:
+def test_nccl_is_for_members_that_each_have_their_own_gpu() -> None:
     assert usable(["GPU-1", "GPU-2"])
     assert not usable(["GPU-1", "GPU-1"]), "two ranks of NCCL cannot share a GPU"
     assert not usable(["GPU-1", ""]) and not usable(["GPU-1"])
@@ -102,13 +102,13 @@ def test_a_world_on_nccl_is_called_off_and_the_next_one_works() -> None:
 def test_ranks_that_share_a_gpu_add_up_through_main_memory(relay: Relay) -> None:
     relay.start("a", "b")
     members = relay.together(1, "a", "b")
-    answers = [m.tell("plain", size=5000, step=3, device="cuda:0") for m in members]
+    answers = [m.call("plain", size=5000, step=3, device="cuda:0") for m in members]
     exact = sum(contribution(5000, 3, rank).double() for rank in range(2))
     for answer in answers:
         torch.testing.assert_close(torch.tensor(answer.result(60)[0]).double(), exact, rtol=1e-5, atol=1e-3)
-    answers = [m.tell("total", virtual=4, size=5000, step=3, device="cuda:0") for m in members]
+    answers = [m.call("total", virtual=4, size=5000, step=3, device="cuda:0") for m in members]
     assert [a.result(60)[0] for a in answers] == [expected(4, 5000, 3)] * 2
-    answers = [m.tell("total", virtual=4, size=5000, step=3, device="cuda:0", means=4990) for m in members]
+    answers = [m.call("total", virtual=4, size=5000, step=3, device="cuda:0", means=4990) for m in members]
     wanted = tree_sum([contribution(5000, 3, v) for v in range(4)])
     wanted[:4990] /= 4
     assert [a.result(60)[0] for a in answers] == [digest(wanted)] * 2

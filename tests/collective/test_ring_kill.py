@@ -19,7 +19,7 @@ NOTICED_SECONDS = 0.5
 
 
 def sums(members: list[Member], step: int, size: int) -> list[Answer]:
-    return [m.tell("plain", size=size, step=step) for m in members]
+    return [m.call("plain", size=size, step=step) for m in members]
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside the sum", "before its part in it"])
@@ -37,7 +37,7 @@ def test_a_death_is_noticed_by_the_whole_ring_at_once_and_the_others_go_on(
     answers = sums(survivors, 2, SIZE)
     process = relay.members[victim].process
     if inside:
-        relay.members[victim].tell("plain", size=SIZE, step=2)
+        relay.members[victim].call("plain", size=SIZE, step=2)
     else:
         assert not any(answer.done.wait(0.1) for answer in answers), "the others wait for it"
         relay.members[victim].signal(signal.SIGKILL)

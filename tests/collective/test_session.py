@@ -67,7 +67,7 @@ def test_a_proposal_is_confirmed_once_and_the_world_built_when_it_starts() -> No
     assert it.todo() is Todo.TRAIN and it.world.rank == 0
 
 
-def test_the_name_of_the_state_is_taken_only_when_all_of_it_is_there() -> None:
+def test_a_state_has_its_name_only_once_all_of_it_is_there() -> None:
     it = session()
     it.receive(proposal(4))
     it.world.confirm()
@@ -80,8 +80,8 @@ def test_the_name_of_the_state_is_taken_only_when_all_of_it_is_there() -> None:
     assert it.world.state == (4, 71)
 
 
-def test_a_state_that_was_copied_has_its_name_whatever_becomes_of_the_world() -> None:
-    """Else a world that is called off after the copy would lead to steps that are taken twice."""
+def test_a_copied_state_has_its_name_even_if_the_world_is_never_formed() -> None:
+    """Otherwise a world that is called off after the copy would lead to repeated steps."""
     it = session()
     it.receive(proposal(4))
     it.world.confirm()
@@ -90,19 +90,19 @@ def test_a_state_that_was_copied_has_its_name_whatever_becomes_of_the_world() ->
     it.loaded(records=2240)
     it.world.leave(pb.Broken(error="connection reset", suspects=[OTHER]))
     it.receive(proposal(5, ME, urgent=True))
-    (said,) = it.world.confirm()
-    held = said.confirmed.state
+    (message,) = it.world.confirm()
+    held = message.confirmed.state
     assert (held.generation, held.step, held.records) == (3, 70, 2240)
 
 
-def test_how_many_records_are_trained_is_told_with_every_state() -> None:
+def test_the_number_of_trained_records_is_sent_with_every_state() -> None:
     it = training()
     it.commit(0.5, 0.1, stop=False, records=24)
     assert it.pulse(1.0).pulse.records == it.hello().hello.state.records == 24
 
 
-def test_a_proposal_that_is_said_again_is_confirmed_again() -> None:
-    """The first confirmation may have been said into a breaking stream."""
+def test_a_repeated_proposal_is_confirmed_again() -> None:
+    """The first confirmation may have been lost with a stream."""
     it = session()
     it.receive(proposal(1))
     it.world.confirm()
@@ -118,7 +118,7 @@ def test_a_start_of_a_world_that_was_not_confirmed_waits_for_the_confirmation() 
     assert it.todo() is Todo.CONFIRM
 
 
-def test_who_is_not_in_the_world_proposed_stands_by() -> None:
+def test_a_worker_outside_the_proposed_world_waits() -> None:
     it = session()
     it.receive(proposal(1, OTHER))
     assert it.todo() is Todo.WAIT
@@ -127,7 +127,7 @@ def test_who_is_not_in_the_world_proposed_stands_by() -> None:
 # Fencing.
 
 
-def test_older_generations_are_not_heard() -> None:
+def test_messages_of_older_generations_are_ignored() -> None:
     it = session()
     it.receive(proposal(5))
     it.world.confirm()
@@ -167,7 +167,7 @@ def test_a_world_that_broke_is_reported_again_when_the_master_starts_it_again() 
     assert it.todo() is Todo.WAIT
 
 
-def test_a_master_that_has_a_successor_is_not_heard() -> None:
+def test_messages_of_a_master_that_has_a_successor_are_ignored() -> None:
     it = session()
     it.receive(pb.ToReplica(welcome=pb.Welcome(master_epoch=3)))
     it.receive(pb.ToReplica(welcome=pb.Welcome(master_epoch=2)))
@@ -182,7 +182,7 @@ def test_a_master_that_has_a_successor_is_not_heard() -> None:
 # Out of a world.
 
 
-def test_an_urgent_proposal_calls_the_step_off() -> None:
+def test_an_urgent_proposal_calls_off_the_step() -> None:
     it = training()
     it.receive(proposal(2, urgent=True))
     assert it.called_off == "a change"
@@ -219,7 +219,7 @@ def test_when_every_step_is_done_any_proposal_ends_the_world_at_once() -> None:
     assert it.todo(idle=True) is Todo.LEAVE
 
 
-def test_told_to_go_a_member_trains_until_a_world_without_it_comes() -> None:
+def test_a_leaving_member_trains_until_a_world_without_it_starts() -> None:
     it = training()
     assert kinds(it.leave()) == ["leaving"]
     assert it.todo() is Todo.TRAIN and it.hello().hello.capacity == 0
@@ -231,7 +231,7 @@ def test_told_to_go_a_member_trains_until_a_world_without_it_comes() -> None:
     assert it.todo() is Todo.END
 
 
-def test_told_to_go_a_member_stays_for_one_more_world_if_that_needs_its_state() -> None:
+def test_a_leaving_member_stays_for_one_more_world_that_needs_its_state() -> None:
     it = training()
     it.leave()
     it.receive(proposal(2, OTHER, ME))
@@ -251,7 +251,7 @@ def broken_under_a_leaver() -> WorldSession:
     return it
 
 
-def test_told_to_go_a_worker_whose_world_broke_waits_until_it_hears_of_one_that_goes_on() -> None:
+def test_a_leaving_worker_whose_world_broke_waits_until_another_world_trains() -> None:
     it = broken_under_a_leaver()
     assert it.todo() is Todo.WAIT, "the other one may be dead, and this one all that is left"
     it.receive(proposal(3, OTHER, urgent=True))
@@ -260,17 +260,17 @@ def test_told_to_go_a_worker_whose_world_broke_waits_until_it_hears_of_one_that_
     assert it.todo() is Todo.END
 
 
-def test_told_to_go_a_worker_whose_world_broke_saves_what_nobody_else_has() -> None:
+def test_a_leaving_worker_whose_world_broke_saves_the_only_copy_of_the_state() -> None:
     it = broken_under_a_leaver()
     it.receive(save(1))
     it.receive(pb.ToReplica(proposal=pb.Proposal(generation=3, urgent=True, reason="the other one is gone")))
     assert it.todo() is Todo.SAVE
     it.saving.begin(it.world.state[1])
     it.receive(pb.ToReplica(settle=pb.Settle(cut=1, published=True)))
-    assert it.todo() is Todo.END, "nobody trains, and nothing is lost"
+    assert it.todo() is Todo.END, "no world trains, and nothing is lost"
 
 
-def test_told_to_go_a_worker_that_heard_first_of_the_world_that_goes_on_does_not_wait() -> None:
+def test_a_leaving_worker_that_already_knows_the_next_world_does_not_wait() -> None:
     it = training()
     it.commit(0.5, 0.1, stop=False)
     it.leave()
@@ -281,7 +281,7 @@ def test_told_to_go_a_worker_that_heard_first_of_the_world_that_goes_on_does_not
     assert it.todo() is Todo.END
 
 
-def test_told_to_go_a_worker_in_no_world_goes_at_once() -> None:
+def test_a_leaving_worker_in_no_world_ends_at_once() -> None:
     it = session()
     it.leave()
     assert it.todo() is Todo.END
@@ -294,7 +294,7 @@ def test_a_shutdown_ends_everything() -> None:
 
 
 @pytest.mark.parametrize(("away", "over"), [(GRACE_SECONDS - 1, False), (GRACE_SECONDS + 1, True)])
-def test_without_a_master_for_longer_than_its_grace_nothing_counts_any_more(away: float, over: bool) -> None:
+def test_a_worker_without_a_master_for_longer_than_the_grace_period_is_cut_off(away: float, over: bool) -> None:
     it = training()
     it.connected()
     it.disconnected(100.0)
@@ -307,7 +307,7 @@ def test_without_a_master_for_longer_than_its_grace_nothing_counts_any_more(away
 # The store.
 
 
-def test_what_others_stored_early_is_kept_for_the_group() -> None:
+def test_values_that_others_stored_early_are_kept_for_the_group() -> None:
     it = session()
     it.receive(proposal(3))
     it.world.confirm()
@@ -318,20 +318,22 @@ def test_what_others_stored_early_is_kept_for_the_group() -> None:
     assert it.world.stored_for(3) == {"a": b"1", "b": b"2"}
 
 
-def test_while_a_group_is_built_what_this_worker_stored_is_said_again_on_a_new_stream() -> None:
+def test_while_a_group_is_built_a_new_stream_repeats_what_this_worker_stored() -> None:
     it = session()
     it.receive(proposal(3))
     it.world.confirm()
     it.receive(start(3))
     it.enter()
-    (said,) = it.world.store(3, "me", b"address")
+    (message,) = it.world.store(3, "me", b"address")
     welcome = pb.ToReplica(welcome=pb.Welcome(master_epoch=1))
-    assert it.receive(welcome) == [said]
+    assert it.receive(welcome) == [message]
     it.form(pb.Formed())
-    assert it.receive(welcome) == [pb.FromReplica(formed=pb.Formed(generation=3))], "what the master may not have heard"
+    assert it.receive(welcome) == [pb.FromReplica(formed=pb.Formed(generation=3))], (
+        "the master may not have received it"
+    )
 
 
-def test_nothing_is_stored_for_a_world_that_was_given_up() -> None:
+def test_nothing_is_stored_for_a_world_that_was_left() -> None:
     it = training(3)
     it.world.leave()
     assert it.world.store(3, "me", b"address") == []
@@ -344,7 +346,7 @@ def save(cut: int, at: int = 0) -> pb.ToReplica:
     return pb.ToReplica(save=pb.Save(cut=cut, directory="d", at=at))
 
 
-def test_a_leaver_goes_once_the_checkpoint_it_writes_is_settled() -> None:
+def test_a_leaving_worker_ends_once_its_checkpoint_is_settled() -> None:
     it = training()
     it.receive(save(1))
     it.leave()
@@ -355,7 +357,7 @@ def test_a_leaver_goes_once_the_checkpoint_it_writes_is_settled() -> None:
     it.saving.begin(it.world.state[1])
     assert it.todo() is Todo.WAIT
     it.saving.saved(1, "{}", "")
-    assert it.todo() is Todo.WAIT, "the master may not have heard of it"
+    assert it.todo() is Todo.WAIT, "the master may not have received it"
     it.receive(pb.ToReplica(settle=pb.Settle(cut=1, published=True)))
     assert it.todo() is Todo.END
 
@@ -371,7 +373,7 @@ def test_a_save_waits_for_its_step() -> None:
     assert due is not None and due.cut == 1
 
 
-def test_what_was_written_is_said_in_every_hello_until_it_is_settled() -> None:
+def test_every_hello_reports_a_written_checkpoint_until_it_is_settled() -> None:
     it = training()
     it.receive(save(1))
     it.saving.begin(it.world.state[1])
@@ -383,8 +385,8 @@ def test_what_was_written_is_said_in_every_hello_until_it_is_settled() -> None:
     assert not it.hello().hello.wrote
 
 
-def test_a_checkpoint_that_is_being_written_is_not_begun_again_when_it_is_asked_for_again() -> None:
-    """A master that hears a Hello repeats what it asked for, and does not know how far it is."""
+def test_a_repeated_request_does_not_restart_a_checkpoint_that_is_being_written() -> None:
+    """After a Hello the master repeats its request: it does not know how far the worker is."""
     it = training()
     it.receive(save(1))
     it.saving.begin(it.world.state[1])
@@ -414,7 +416,7 @@ def test_evaluations_of_steps_that_are_lost_are_forgotten() -> None:
     assert [e.version for e in it.hello().hello.evaluations] == [10]
 
 
-def test_evaluations_are_said_again_in_the_next_world_where_who_said_them_was_not_heard() -> None:
+def test_the_next_world_repeats_evaluations_that_the_master_did_not_receive() -> None:
     it = training()
     it.evaluated(5, "{}", send=False)
     it.evaluated(10, "{}", send=False)
@@ -440,7 +442,7 @@ def test_the_model_is_exported_when_every_step_is_done() -> None:
     assert it.receive(pb.ToReplica(export=pb.Export(directory="model", audit=True))) == [exported]
 
 
-def test_what_was_said_of_a_request_to_export_answers_no_later_one() -> None:
+def test_the_answer_to_one_export_request_does_not_answer_a_later_one() -> None:
     it = training()
     first, second = (pb.Export(directory="model", number=number) for number in (1, 3))
     it.receive(pb.ToReplica(export=first))
@@ -455,7 +457,7 @@ def test_what_was_said_of_a_request_to_export_answers_no_later_one() -> None:
     assert it.todo(idle=True) is Todo.EXPORT
 
 
-def test_a_pulse_says_what_the_training_thread_does_and_for_how_long() -> None:
+def test_a_pulse_reports_what_the_training_thread_does_and_for_how_long() -> None:
     it = training()
     it.activity.begin("compute", 10.0)
     for seconds in (0.1, 0.3, 0.2):
@@ -465,7 +467,7 @@ def test_a_pulse_says_what_the_training_thread_does_and_for_how_long() -> None:
     assert pulse.has_loss and pulse.loss == 0.5 and pulse.step_seconds == 0.2
 
 
-def test_a_world_that_was_called_off_stays_so_whatever_is_proposed_next() -> None:
+def test_a_later_proposal_does_not_revive_a_world_that_was_called_off() -> None:
     it = training(3)
     it.receive(proposal(4, urgent=True))
     it.receive(proposal(5))
@@ -474,7 +476,7 @@ def test_a_world_that_was_called_off_stays_so_whatever_is_proposed_next() -> Non
     assert not it.called_off and it.todo() is Todo.CONFIRM
 
 
-def test_a_world_is_not_entered_when_another_is_proposed_in_the_last_moment() -> None:
+def test_a_world_is_not_entered_if_another_is_proposed_at_the_last_moment() -> None:
     it = session()
     it.receive(proposal(1))
     it.world.confirm()

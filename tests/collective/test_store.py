@@ -17,12 +17,12 @@ def silent(generation: int = 1, timeout_seconds: float = 5.0) -> RelayedStore:
     return RelayedStore(generation, lambda key, value: None, timeout_seconds)
 
 
-def test_what_is_set_is_said_once_and_can_be_read() -> None:
-    said: list[tuple[str, bytes]] = []
-    store = RelayedStore(3, lambda key, value: said.append((key, value)), 5.0)
+def test_a_value_is_sent_once_and_can_be_read() -> None:
+    sent: list[tuple[str, bytes]] = []
+    store = RelayedStore(3, lambda key, value: sent.append((key, value)), 5.0)
     store.set("a", "text")
     store.multi_set(["b", "c"], [b"1", b"2"])
-    assert said == [("a", b"text"), ("b", b"1"), ("c", b"2")]
+    assert sent == [("a", b"text"), ("b", b"1"), ("c", b"2")]
     assert store.multi_get(["a", "b", "c"]) == [b"text", b"1", b"2"]
     assert (store.num_keys(), store.list_keys()) == (3, ["a", "b", "c"])
 
@@ -62,7 +62,7 @@ def test_a_wait_past_its_deadline_names_the_key() -> None:
         store.wait(["b"], timedelta(seconds=0.02))
 
 
-def test_an_interrupt_ends_a_wait_at_once_and_refuses_what_comes_later() -> None:
+def test_an_interrupt_ends_a_wait_at_once_and_refuses_later_calls() -> None:
     store = silent()
     store.deliver("there", b"1")
     began = time.monotonic()
@@ -76,23 +76,23 @@ def test_an_interrupt_ends_a_wait_at_once_and_refuses_what_comes_later() -> None
     assert store.get("there") == b"1", "what is there needs no waiting"
 
 
-def test_an_interrupt_reaches_who_listens_before_and_after_it() -> None:
+def test_an_interrupt_reaches_listeners_added_before_and_after_it() -> None:
     class Listener:
         def __init__(self) -> None:
-            self.heard: list[str] = []
+            self.reasons: list[str] = []
 
-        def hear(self, reason: str) -> None:
-            self.heard.append(reason)
+        def interrupted(self, reason: str) -> None:
+            self.reasons.append(reason)
 
     store, early, late = silent(), Listener(), Listener()
-    store.on_interrupt(early.hear)
-    store.on_interrupt(Listener().hear)  # gone by then
+    store.on_interrupt(early.interrupted)
+    store.on_interrupt(Listener().interrupted)  # garbage-collected by then
     store.interrupt("enough")
-    store.on_interrupt(late.hear)
-    assert early.heard == late.heard == ["enough"]
+    store.on_interrupt(late.interrupted)
+    assert early.reasons == late.reasons == ["enough"]
 
 
-def test_what_needs_a_server_says_so() -> None:
+def test_calls_that_need_a_server_raise_an_error() -> None:
     store = silent()
     assert not store.has_extended_api()
     for call in (lambda: store.add("n", 1), lambda: store.compare_set("k", "", "v"), lambda: store.delete_key("k")):

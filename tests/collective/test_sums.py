@@ -54,7 +54,7 @@ def test_any_order_of_arrival_and_any_split_gives_the_bits_of_the_plain_tree(
 
 @given(st.integers(1, 16), st.data())
 @settings(deadline=None)
-def test_what_lies_inside_a_new_run_is_used_again_and_the_bits_stay_the_same(virtual: int, data: st.DataObject) -> None:
+def test_sums_inside_a_new_run_are_reused_and_the_bits_stay_the_same(virtual: int, data: st.DataObject) -> None:
     sums = Sums(virtual)
     for _ in range(3):
         start = data.draw(st.integers(0, virtual - 1))

@@ -21,7 +21,7 @@ def traffic(virtual: int, world: int) -> Fraction:
     if world == 1:
         return Fraction(0)
     nodes = [len(subtrees(*run, virtual)) for run in runs(virtual, world)]
-    # Each slice goes to its owner once per node, and back to everybody once; a slice is 1/world of the vector.
+    # Each slice goes to its owner once per node, and back to every member once; a slice is 1/world of the vector.
     sent = max((count + 1) * (world - 1) for count in nodes)
     received = max(sum(nodes) - count + world - 1 for count in nodes)
     return Fraction(max(sent, received), 2 * (world - 1))
@@ -39,7 +39,7 @@ def test_runs_cover_every_virtual_worker_once_and_in_order() -> None:
         assert [v for start, stop in shared for v in range(start, stop)] == list(range(virtual))
 
 
-def test_no_worker_has_more_than_half_again_the_even_load() -> None:
+def test_no_worker_has_more_than_1_5_times_the_even_load() -> None:
     assert max(load(*pair) for pair in EVERY) <= Fraction(3, 2)
 
 
@@ -78,7 +78,7 @@ def test_a_run_is_covered_by_its_largest_aligned_nodes() -> None:
     assert subtrees(3, 8) == ((3, 1), (4, 4))
     assert subtrees(1, 7) == ((1, 1), (2, 2), (4, 2), (6, 1))
     assert subtrees(4, 7) == ((4, 2), (6, 1))
-    assert subtrees(4, 7, 7) == ((4, 4),), "there is no eighth leaf that anybody else could hold"
+    assert subtrees(4, 7, 7) == ((4, 4),), "there is no eighth leaf that another worker could have"
 
 
 def test_subtrees_cover_their_run_and_no_two_of_them_are_halves_of_one_node() -> None:
@@ -92,7 +92,7 @@ def test_subtrees_cover_their_run_and_no_two_of_them_are_halves_of_one_node() ->
                 assert not any(b == (a[0] + a[1], a[1]) and a[0] % (2 * a[1]) == 0 for a, b in pairwise(nodes))
 
 
-def test_the_root_is_the_same_expression_whatever_nodes_it_is_made_of() -> None:
+def test_the_root_is_the_same_expression_for_any_nodes_below_it() -> None:
     def add(left: str, right: str) -> str:
         return f"({left}+{right})"
 
@@ -106,6 +106,6 @@ def test_the_root_is_the_same_expression_whatever_nodes_it_is_made_of() -> None:
     assert halves((0, 8), 5) == ((0, 4), (4, 4)) and halves((4, 4), 5) == ((4, 2),)
 
 
-def test_a_leaf_that_nobody_holds_is_named() -> None:
+def test_a_leaf_that_no_node_covers_is_named() -> None:
     with pytest.raises(ValueError, match="no node covers virtual worker 2 of 4"):
         value((0, 4), 4, {(0, 2): 1, (3, 1): 1}, int.__add__)
