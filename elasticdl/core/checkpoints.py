@@ -33,7 +33,7 @@ class Checkpoint:
     lasting: bool = False
 
     def __str__(self) -> str:
-        return f"version {self.position.version}" + (f" ({self.directory})" if self.directory else ", the beginning")
+        return f"version {self.position.version}" + (f" ({self.directory})" if self.directory else " (the beginning)")
 
 
 @dataclass

@@ -10,7 +10,7 @@ from elasticdl.core.events import Event
 from elasticdl.core.replicas import Replicas
 from elasticdl.job.outcome import Outcome
 
-NOWHERE = "nothing is saved: there is no place that outlives its replicas"
+NOWHERE = "nothing is saved: there is no storage that outlives its replicas"
 
 
 @dataclass(frozen=True)

@@ -213,5 +213,5 @@ class BadRecord:
 
     def one_too_many(self, most: int) -> str:
         """Why it ends the job."""
-        what = f"{self.name} cannot be trained, and --max_bad_records={most} allows no more to be set aside"
+        what = f"{self.name} cannot be trained, and --max_bad_records={most} allows no more bad records"
         return f"{what}:\n{self.error}"

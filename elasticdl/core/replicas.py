@@ -198,15 +198,15 @@ class Replicas:
         for slot in slots[:count]:
             if not slot.wanted:
                 slot.wanted, slot.on_trial, slot.crashes, slot.due = True, True, 0, now
-                slot.reason = f"{count} are asked for"
+                slot.reason = f"scaling to {count}"
         for number in range(len(slots), count):
-            self.slots.append(Slot(role, number, due=now, reason=f"{count} are asked for", on_trial=True))
+            self.slots.append(Slot(role, number, due=now, reason=f"scaling to {count}", on_trial=True))
         out: list[Command] = []
         for slot in slots[count:]:
             slot.wanted = False
             r = self.replicas.get(slot.replica)
             if r is not None and r.state not in (State.STOPPING, State.GONE):
-                self._dismiss(r, f"{count} are asked for", now, out)
+                self._dismiss(r, f"scaling to {count}", now, out)
         self._fill(now, out)
         return out
 
@@ -248,7 +248,7 @@ class Replicas:
         self.slots.append(Slot("worker", index, name, wanted=False))
         self.next_index["worker"] = max(self.next_index.get("worker", 0), index + 1)
         self.replicas[name] = Replica(name, "worker", index, len(self.slots) - 1, State.RUNNING, since=now)
-        out.append(Announce(f"{name} came, started by hand"))
+        out.append(Announce(f"{name} was started by hand"))
 
     def _held_up(self, name: str, uid: str, kind: str, note: str) -> None:
         r = self.replicas.get(name)
@@ -278,7 +278,7 @@ class Replicas:
             if r.name in running:
                 self._started(r.name, running[r.name], now)
                 if r.state is State.JOINED:
-                    self._enter(r, State.LOST_TOUCH, now, "the master came back")
+                    self._enter(r, State.LOST_TOUCH, now, "the master restarted")
                 elif r.state is State.STOPPING:
                     out.append(StopReplica(r.name, r.detail, 0.0))
                 else:
@@ -286,9 +286,9 @@ class Replicas:
             elif r.state is State.LAUNCHED and r.name in ended and ended[r.name] not in self.slots[r.slot].past:
                 r.uid = ended[r.name]  # it came and went; launched again under its name, both would be mixed up
             elif r.state is State.LAUNCHED:
-                out.append(self._launch(r, "it was decided before the master died"))
+                out.append(self._launch(r, "decided before the master restarted"))
             else:
-                self._gone(r.name, r.uid, PREEMPTED, "gone while the master was away", (), now, out)
+                self._gone(r.name, r.uid, PREEMPTED, "ended while the master was away", (), now, out)
 
     def _launch(self, r: Replica, reason: str) -> LaunchReplica:
         slot = self.slots[r.slot]
@@ -340,7 +340,7 @@ class Replicas:
         if not slot.wanted:
             return
         lost = Lost(r.name, cause, reason)
-        slot.reason = str(lost)
+        then = ""
         self.losses += 1
         tail = "\n".join(last_lines)
         allowed = self.budget.crashes
@@ -349,11 +349,11 @@ class Replicas:
             allowed = self.budget.server_crashes
         if cause == OUT_OF_MEMORY and self.can_grow(r.name):
             slot.memory_raises += 1
-            slot.reason += f"; it comes back with {MEMORY_GROWTH**slot.memory_raises:g} times the memory"
+            then = f"; restarting with {MEMORY_GROWTH**slot.memory_raises:g} times the memory"
         elif cause == TURNED_AWAY:
             wait = BACKOFF_SECONDS[min(slot.turned_away, len(BACKOFF_SECONDS) - 1)]
             slot.turned_away, slot.due = slot.turned_away + 1, now + wait
-            slot.reason += f"; tried again after {wait:g} s"
+            then = f"; retrying in {wait:g} s"
         elif cause not in (PREEMPTED, BLAMED):
             slot.crashes += 1
             if slot.crashes > allowed and slot.on_trial:
@@ -366,8 +366,9 @@ class Replicas:
                 return
             wait = BACKOFF_SECONDS[min(slot.crashes, len(BACKOFF_SECONDS)) - 1]
             slot.due = now + wait
-            slot.reason += f"; relaunch {slot.crashes} of {allowed} after {wait:g} s"
-        out.append(Announce(slot.reason))
+            then = f"; restart {slot.crashes} of {allowed} in {wait:g} s"
+        slot.reason = f"replaces {r.name}, {reason}{then}"
+        out.append(Announce(f"{lost}{then}"))
 
     def _overdue(self, now: float, out: list[Command]) -> None:
         for r in list(self.replicas.values()):

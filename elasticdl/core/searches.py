@@ -66,7 +66,7 @@ class Searches:
         if first and not self.max_bad_records and not hung:
             out.append(FinishJob(Outcome.FAILED, f"the first batch failed:\n{error}"))
             return
-        out.append(Announce(f"batch {s.next_batch} of shard {s.id} failed ({s.strikes} of {STRIKES} times)"))
+        out.append(Announce(f"Batch {s.next_batch} of shard {s.id} failed ({s.strikes} of {STRIKES} times)"))
         if s.strikes >= STRIKES:
             line.remove(s)
             # The report of a batch may die with the worker that crashes in the next: search that one second.
@@ -83,7 +83,7 @@ class Searches:
         search.probe = self.probes
         probe = Shard(Kind.PROBE, search.shard.round, self.probes, search.low, search.probing, 1, payload=shard_id)
         put(line, probe)
-        out.append(Announce(f"looking for the record at fault in {search.high - search.low} of {shard_id}"))
+        out.append(Announce(f"Searching shard {shard_id} for a bad record (candidates: {size})"))
 
     def probed(self, probe: Shard, crashed: bool, error: str, line: list[Shard], out: list[Command]) -> None:
         search = self.open.get(probe.payload)
@@ -98,7 +98,7 @@ class Searches:
             self._give_up(probe.payload, line)
             search.shard.searched += 1
             if search.shard.searched > STRIKES:
-                what = f"a batch of shard {probe.payload} fails, but none of its records alone does"
+                what = f"a batch of shard {probe.payload} fails, but none of its records fails alone"
                 out.append(FinishJob(Outcome.FAILED, f"{what}:\n{search.error}"))
             return
         else:
@@ -128,4 +128,4 @@ class Searches:
         if len(self.bad_records) > self.max_bad_records:
             out.append(FinishJob(Outcome.FAILED, bad.one_too_many(self.max_bad_records)))
             return
-        out.append(Announce(f"{name} cannot be trained and is set aside ({len(self.bad_records)} so far)"))
+        out.append(Announce(f"Skipping {name}: it cannot be trained ({len(self.bad_records)} so far)"))

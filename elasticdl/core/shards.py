@@ -111,7 +111,7 @@ class Shards:
                     leaving = worker not in self.seats or self.seats[worker].leaving
                     held.refusals += 0 if leaving else 1
                     if held.refusals > REFUSALS:
-                        out.append(FinishJob(Outcome.FAILED, f"{shard} was given back {held.refusals} times: {reason}"))
+                        out.append(FinishJob(Outcome.FAILED, f"{shard} was returned {held.refusals} times: {reason}"))
             case ShardsAdded(shards):
                 for s in shards:
                     put(self.waiting, s)
@@ -227,7 +227,7 @@ class Shards:
                 self._committed(name, h.shard, h.attempt, h.next_batch, h.skipped, now, out)
         for s in sorted(self.leased.values(), key=lambda s: s.turn):
             if s.worker == name and (s.id, s.attempt) not in known:
-                out.append(GrantLease(name, s.id, s.attempt, "the worker did not have its lease yet"))
+                out.append(GrantLease(name, s.id, s.attempt, "the worker had not received this lease"))
 
     def _lost(self, worker: str, reason: str, blame: bool, out: list[Command], hung: bool = False) -> None:
         self.seats.pop(worker, None)
@@ -238,7 +238,7 @@ class Shards:
             if blame and place == 0:  # a worker works on its leases in this order
                 self._strike(s, reason, out, hung)
             elif s.kind is Kind.TRAIN:
-                out.append(Announce(f"shard {s.id} goes back at batch {s.next_batch} of {s.batches}: {reason}"))
+                out.append(Announce(f"Returned shard {s.id} at batch {s.next_batch} of {s.batches}: {reason}"))
 
     def _held(self, worker: str, shard_id: str, attempt: int) -> Shard | None:
         s = self.leased.get(shard_id)
@@ -266,7 +266,7 @@ class Shards:
         if skipped > s.skipped:
             self.skipped += skipped - s.skipped
             s.skipped = skipped
-            out.append(Announce(f"a batch of shard {s.id} moves nothing: its gradients are not finite"))
+            out.append(Announce(f"Skipped a batch of shard {s.id}: non-finite gradients"))
         if s.kind is Kind.TRAIN and s.next_batch >= s.batches:
             del self.leased[s.id]
             self._count_rounds(now)
@@ -365,7 +365,7 @@ class Shards:
                     continue
                 return
             s.worker, s.since, s.skipped = worker, now, 0
-            reason = "given back" if s.attempt else "next in the epoch"
+            reason = "returned" if s.attempt else "next in the epoch"
             s.attempt = max(s.attempt, self.attempts_before) + 1
             self.highest_attempt = max(self.highest_attempt, s.attempt)
             self.turns += 1

@@ -16,7 +16,7 @@ from tests.core.allreduce_play import Play, W, of
 def test_a_job_trains_all_steps_and_ends() -> None:
     play = Play()
     out = play.trains(W[0], W[1])
-    assert play.told(out)[-1] == "generation 1: 2 workers train, from step 0"
+    assert play.told(out)[-1] == "Generation 1: 2 workers train from step 0"
     play.step(9)
     assert not play.job.outcome
     assert play.step(10) == [c.FinishJob("succeeded", "all 40 records are trained")]
@@ -36,7 +36,7 @@ def test_the_model_is_exported_by_one_worker_at_the_end() -> None:
     assert play.step(10) == [c.ExportModel(W[0], 1)]
     assert play.hear(e.ModelExported(W[1], "/m")) == [], "only from who was asked"
     out = play.hear(e.ModelExported(W[0], "/m", audit="every record once"))
-    assert play.told(out) == ["audit: every record once", "the model is in /m"]
+    assert play.told(out) == ["Audit: every record once", "Exported the model to /m"]
     assert play.job.outcome == "succeeded" and play.job.closing.exported == "/m"
 
 
@@ -87,7 +87,7 @@ def test_a_model_that_cannot_be_written_fails_the_job() -> None:
     play.trains(W[0], W[1])
     play.step(10)
     out = play.hear(e.ModelExported(W[0], "", "No space left on device"))
-    assert out == [c.FinishJob("failed", f"the model could not be written: {W[0]}: No space left on device")]
+    assert out == [c.FinishJob("failed", f"{W[0]} cannot write the model: No space left on device")]
 
 
 def test_metrics_of_a_version_are_told_once_and_the_last_ones_are_waited_for() -> None:
@@ -172,7 +172,7 @@ def test_a_checkpoint_that_cannot_be_read_is_followed_by_the_one_before_it() -> 
     m = play.job.membership
     play.hear(e.WorldConfirmed(W[2], m.generation, NOTHING))
     out = play.hear(e.WorldBroken(W[2], m.generation, 0, "its checksum is wrong", (), "/c/step-8"))
-    told = "the checkpoint of version 8 (/c/step-8) cannot be used: its checksum is wrong; going on from version 4"
+    told = "Cannot read the checkpoint of version 8 (/c/step-8): its checksum is wrong; continuing from version 4"
     assert play.told(out) == [f"{told} (/c/step-4)"]
     (started,) = of(c.StartWorld, play.enter())
     assert started.directory == "/c/step-4" and play.job.step == 4
@@ -206,7 +206,7 @@ def test_a_worker_that_breaks_every_world_is_put_down() -> None:
         if of(c.StopReplica, out):
             break
         play.enter((1, 0))
-    assert [(s.name, s.reason) for s in of(c.StopReplica, out)] == [(W[1], "its world breaks again and again")]
+    assert [(s.name, s.reason) for s in of(c.StopReplica, out)] == [(W[1], "its world keeps breaking")]
     assert of(c.ProposeWorld, out)[-1].members == (W[0], W[2])
 
 
@@ -232,7 +232,7 @@ def test_a_worker_that_left_when_asked_to_costs_nothing_and_is_replaced() -> Non
     play.trains(W[0], W[1])
     play.step(4)
     out = play.leave(W[1])
-    assert play.told(out) == [f"{W[1]} is told to go: it leaves at the end of a step"]
+    assert play.told(out) == [f"{W[1]} received SIGTERM; leaving at the end of a step"]
     assert not of(c.SaveState, out) and not of(c.ProposeWorld, out)[0].urgent
     play.enter((1, 5))
     out = play.end(W[1], FINISHED, "exit code 0")

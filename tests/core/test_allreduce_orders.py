@@ -23,7 +23,7 @@ def test_a_stop_saves_the_state_first() -> None:
     play.trains(W[0], W[1])
     play.step(4)
     out = play.hear(e.StopRequested("asked to"))
-    assert play.told(out) == ["stopping: asked to; the state is saved first"]
+    assert play.told(out) == ["Stopping the job (asked to); saving the state first"]
     assert of(c.SaveState, out) == [c.SaveState(W[0], 1, NEXT)]
     assert play.hear(e.StopRequested("again")) == []
     assert play.save(5)[-1] == c.FinishJob("stopped", "asked to; the checkpoint holds step 5")
@@ -91,16 +91,16 @@ def test_a_stop_whose_checkpoint_fails_says_so(where: str) -> None:
     ("role", "count", "most", "why"),
     [
         ("ps", 2, 0, "an all-reduce job has no ps: only workers can be scaled"),
-        ("worker", 1, 0, "the job needs at least 2 of them (--min_workers)"),
-        ("worker", 9, 0, "the job takes at most 8 (its virtual workers, fixed at submission)"),
-        ("worker", 5, 4, "the job takes at most 4 (--max_workers)"),
+        ("worker", 1, 0, "the job needs at least 2 workers (--min_workers)"),
+        ("worker", 9, 0, "the job takes at most 8 workers (its virtual workers, fixed at submission)"),
+        ("worker", 5, 4, "the job takes at most 4 workers (--max_workers)"),
     ],
 )
 def test_what_cannot_be_scaled_is_refused_with_the_reason(role: str, count: int, most: int, why: str) -> None:
     play = Play(least=2, most=most)
     play.trains(W[0], W[1])
     assert play.job.refused(role, count) == why
-    assert play.told(play.hear(e.ScaleRequested(role, count))) == [f"not scaled to {count} of {role}: {why}"]
+    assert play.told(play.hear(e.ScaleRequested(role, count))) == [f"Cannot scale {role} to {count}: {why}"]
 
 
 def test_workers_are_added_and_sent_away_while_the_job_runs() -> None:
@@ -108,7 +108,7 @@ def test_workers_are_added_and_sent_away_while_the_job_runs() -> None:
     play.trains(W[0], W[1])
     play.step(3)
     out = play.hear(e.ScaleRequested("worker", 3))
-    assert play.told(out) == ["scaling to 3 workers"] and [x.index for x in of(c.LaunchReplica, out)] == [2]
+    assert play.told(out) == ["Scaling to 3 workers"] and [x.index for x in of(c.LaunchReplica, out)] == [2]
     assert [x.members for x in of(c.ProposeWorld, play.join(W[2]))] == [tuple(W[:3])]
     play.enter((1, 4), **{"2": NOTHING})
     out = play.hear(e.ScaleRequested("worker", 1))
@@ -185,9 +185,9 @@ def test_where_only_workers_of_another_arithmetic_are_left_the_job_ends_after_a_
     (ended,) = of(c.FinishJob, play.hear(e.TimePassed(), 1.0))
     assert ended.outcome == "failed"
     assert ended.reason.startswith(
-        f"nobody can train: {W[1]} is not taken, since its arithmetic differs from the first world's (avx2; cpu)"
+        f"training was paused for 300 s: {W[1]} was rejected because of different library versions or CPU type (avx2; "
     )
-    assert ended.reason.endswith("or go on from its checkpoint with --deterministic=false.")
+    assert ended.reason.endswith("or continue from its checkpoint with --deterministic=false.")
     assert play.replayed() == play.job
 
 
@@ -208,7 +208,7 @@ def test_a_record_that_is_left_out_is_told_once_whoever_meets_it() -> None:
     play = Play(max_bad_records=2)
     play.trains(W[0], W[1])
     out = play.hear(e.RecordLeftOut(W[0], 17, "record 17 of f", "torn"))
-    assert play.told(out) == ["record 17 of f cannot be trained and is set aside (1 so far)"]
+    assert play.told(out) == ["Skipping record 17 of f: it cannot be trained (1 so far)"]
     assert play.hear(e.RecordLeftOut(W[1], 17, "record 17 of f", "torn")) == []
     assert [b.name for b in play.job.bad_records] == ["record 17 of f"]
     assert play.replayed() == play.job
@@ -219,7 +219,7 @@ def test_a_record_too_many_ends_the_job_with_its_name_and_what_is_wrong() -> Non
     play.trains(W[0], W[1])
     play.hear(e.RecordLeftOut(W[0], 17, "record 17 of f", "torn"))
     (out,) = play.hear(e.RecordLeftOut(W[1], 3, "record 3 of g", "too short"))
-    words = "record 3 of g cannot be trained, and --max_bad_records=1 allows no more to be set aside:\ntoo short"
+    words = "record 3 of g cannot be trained, and --max_bad_records=1 allows no more bad records:\ntoo short"
     assert out == c.FinishJob("failed", words)
 
 

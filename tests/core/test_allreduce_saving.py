@@ -20,7 +20,7 @@ def test_a_lasting_checkpoint_is_asked_for_in_time_and_at_its_exact_step() -> No
     out = play.wrote(4)
     assert of(c.PublishCheckpoint, out)[0].position.version == 4 and of(c.PublishCheckpoint, out)[0].lasting
     assert of(c.SaveState, play.all)[-1] == c.SaveState(W[0], 2, 8), "the next one at once"
-    assert play.told(play.publish()) == ["the checkpoint of step 4 is in /c/step-4"]
+    assert play.told(play.publish()) == ["Saved the checkpoint of step 4 in /c/step-4"]
     assert play.job.checkpoint == "/c/step-4"
 
 
@@ -72,7 +72,7 @@ def test_a_checkpoint_that_was_overtaken_does_not_take_the_place_of_the_newer_on
     play.wrote(6, cut=later.cut)
     play.publish()
     play.wrote(4, cut=1)
-    assert play.told(play.publish()) == ["the checkpoint of step 4 is in /c/step-4"]
+    assert play.told(play.publish()) == ["Saved the checkpoint of step 4 in /c/step-4"]
     assert play.job.checkpoint == "/c/step-6" and play.job.membership.checkpoint == ("/c/step-6", 6)
     play.end(W[1])
     play.join(W[2])
@@ -111,7 +111,7 @@ def test_a_full_disk_disturbs_no_training_and_is_tried_again_when_the_next_is_du
     play.trains(W[0], W[1])
     play.step(4)
     out = play.wrote(4, "No space left on device")
-    text = f"the checkpoint could not be written ({W[0]}: No space left on device); training goes on"
+    text = f"Cannot write the checkpoint ({W[0]}: No space left on device); training continues"
     assert play.told(out) == [text] and c.SettleSave(1, "", W[0]) in out
     assert of(c.SaveState, out) == [c.SaveState(W[0], 2, 8)], "not at once, and again and again"
 
@@ -124,7 +124,7 @@ def test_a_manifest_that_cannot_be_written_leaves_the_last_checkpoint_as_it_is()
     play.step(8)
     play.wrote(8)
     out = play.publish("No space left on device")
-    assert play.told(out) == ["the checkpoint could not be published (No space left on device); training goes on"]
+    assert play.told(out) == ["Cannot publish the checkpoint (No space left on device); training continues"]
     assert play.job.checkpoint == "/c/step-4" and play.job.membership.checkpoint == ("/c/step-4", 4)
 
 
@@ -151,7 +151,7 @@ def test_a_checkpoint_that_nothing_comes_of_is_given_up_and_the_next_one_is_made
     assert play.job.deadline() == play.now + 100
     assert not play.hear(e.TimePassed(), 99.0)
     out = play.hear(e.TimePassed(), 1.0)
-    told = f"the checkpoint could not be written ({W[0]}: it takes longer than 100 s); training goes on"
+    told = f"Cannot write the checkpoint ({W[0]}: not written within 100 s); training continues"
     assert out == [c.SettleSave(1, "", W[0]), c.Announce(told)]
     assert play.job.deadline() == play.now + 10
     assert of(c.SaveState, play.hear(e.TimePassed(), 10.0)) == [c.SaveState(W[0], 2, NEXT)]
@@ -164,7 +164,7 @@ def test_the_time_for_a_lasting_checkpoint_begins_with_its_step() -> None:
     assert play.job.deadline() is None
     play.step(4, after=1000.0)
     assert play.job.deadline() == play.now + 100
-    assert "takes longer" in play.told(play.hear(e.TimePassed(), 100.0))[0]
+    assert "not written within" in play.told(play.hear(e.TimePassed(), 100.0))[0]
     assert [s.at for s in play.job.saves.asked] == [8], "the next one that is due"
 
 
@@ -174,7 +174,7 @@ def test_a_stop_does_not_wait_for_ever_for_a_checkpoint() -> None:
     play.step(3)
     assert of(c.SaveState, play.hear(e.StopRequested("told to"))) == [c.SaveState(W[0], 1, NEXT)]
     play.hear(e.TimePassed(), 100.0)
-    assert (play.job.outcome, "takes longer than 100 s" in play.job.reason) == ("failed", True)
+    assert (play.job.outcome, "not written within 100 s" in play.job.reason) == ("failed", True)
 
 
 def test_a_lasting_checkpoint_whose_writer_dies_is_made_by_another_at_once() -> None:
@@ -203,7 +203,7 @@ def test_what_is_owed_when_all_is_trained_is_written_by_who_holds_it_though_too_
     play.trains(W[0], W[1])
     play.step(10)
     out = play.end(W[0])
-    assert "and at least 2 must be there" in play.told(out)[-1] and not play.job.outcome
+    assert "at least 2 workers are needed" in play.told(out)[-1] and not play.job.outcome
     assert of(c.SaveState, out) == [c.SaveState(W[1], 2, 10)], "a state of an earlier step would not do"
     out = play.save(10)
     assert play.job.outcome == "succeeded" and play.job.checkpoint == "/c/step-10"

@@ -22,7 +22,7 @@ def come(play: Play, index: int) -> list[c.Command]:
 def test_nobody_launches_a_worker_and_one_that_comes_trains_everything() -> None:
     play = by_hand()
     assert [x.role for x in of(c.LaunchReplica, play.all)] == ["ps"]
-    assert of(c.Announce, come(play, 1)) == [c.Announce(f"{W1} came, started by hand")]
+    assert of(c.Announce, come(play, 1)) == [c.Announce(f"{W1} was started by hand")]
     assert [g.worker for g in of(c.GrantLease, play.join(W1))] == [W1, W1]
     play.train_out()
     assert (play.job.outcome, play.job.shards.done_records) == ("succeeded", 8)
@@ -75,5 +75,5 @@ def test_their_number_is_not_the_masters_to_change() -> None:
     play = by_hand()
     assert play.job.refused("worker", 3) == BY_HAND
     assert of(c.Announce, play.hear(e.ScaleRequested("worker", 3))) == [
-        c.Announce(f"not scaled to 3 of worker: {BY_HAND}")
+        c.Announce(f"Cannot scale worker to 3: {BY_HAND}")
     ]

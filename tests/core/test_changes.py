@@ -42,8 +42,8 @@ def test_after_a_kill_the_log_says_how_long_each_part_of_the_recovery_took() -> 
     assert [change.generation for change in play.job.changes.done] == [1], "no step was made yet"
     out = play.hear(e.StepsCommitted(W[0], 2, 5, 0.5, first_step_seconds=1.0), after=3.0)
     assert shown(play, out) == [
-        f"generation 2: without {W[1]} ({W[1]} is gone): detect 125 ms, abort 375 ms, agree 125 ms, "
-        "rebuild 250 ms, copy 0 ms, first step 1000 ms; 1875 ms in all"
+        f"Generation 2: without {W[1]} ({W[1]} is gone): detect 125 ms, abort 375 ms, agree 125 ms, "
+        "rebuild 250 ms, copy 0 ms, first step 1000 ms; 1875 ms in total"
     ]
     assert play.replayed() == play.job
     adapter = TypeAdapter(AllreduceMachine)
@@ -59,8 +59,8 @@ def test_a_join_is_told_with_the_copy_and_the_step_that_was_finished_first() -> 
     formed(play, after=0.75, copy=0.5, left=0.5)
     (text,) = shown(play, play.hear(e.StepsCommitted(W[0], 2, 6, 0.5, first_step_seconds=0.125)))
     assert text == (
-        f"generation 2: with {W[1]} ({W[1]} joins): detect 0 ms, abort 500 ms, agree 0 ms, rebuild 250 ms, "
-        "copy 500 ms, first step 125 ms; 1375 ms in all"
+        f"Generation 2: with {W[1]} (joining: {W[1]}): detect 0 ms, abort 500 ms, agree 0 ms, rebuild 250 ms, "
+        "copy 500 ms, first step 125 ms; 1375 ms in total"
     )
     (first, second) = play.job.changes.done
     assert first.who == f"with {W[0]}" and second.copied_bytes == 1000 and not second.lost
@@ -75,8 +75,8 @@ def test_a_world_that_breaks_while_it_is_built_belongs_to_the_same_change() -> N
     play.now += 0.5
     formed(play, after=0.25)
     (text,) = shown(play, play.hear(e.StepsCommitted(W[0], 3, 5, 0.5, first_step_seconds=0.25)))
-    assert text.startswith(f"generation 3: without {W[1]}, {W[2]} ({W[1]} is gone; {W[2]} is gone): detect 0 ms")
-    assert text.endswith("agree 1000 ms, rebuild 250 ms, copy 0 ms, first step 250 ms; 1500 ms in all")
+    assert text.startswith(f"Generation 3: without {W[1]}, {W[2]} ({W[1]} is gone; {W[2]} is gone): detect 0 ms")
+    assert text.endswith("agree 1000 ms, rebuild 250 ms, copy 0 ms, first step 250 ms; 1500 ms in total")
 
 
 def test_a_hang_is_detected_from_when_the_worker_stood_still() -> None:

@@ -185,7 +185,7 @@ def test_a_rollback_begins_a_new_timeline_at_the_newest_checkpoint() -> None:
 def test_without_a_checkpoint_it_goes_back_to_the_beginning() -> None:
     made = checkpoints()
     assert made.roll_back() == Checkpoint("", Position())
-    assert str(made.newest) == "version 0, the beginning"
+    assert str(made.newest) == "version 0 (the beginning)"
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_the_last_one_to_none() -> None:

@@ -123,7 +123,7 @@ def test_the_last_evaluation_is_that_of_the_last_step() -> None:
 
 def test_such_a_job_takes_as_many_workers_as_are_asked_for_unless_there_is_a_limit() -> None:
     assert Following().job.refused("worker", 500) == ""
-    assert Following(most=4).job.refused("worker", 5) == "the job takes at most 4 (--max_workers)"
+    assert Following(most=4).job.refused("worker", 5) == "the job takes at most 4 workers (--max_workers)"
 
 
 def test_the_status_counts_records_by_epoch() -> None:

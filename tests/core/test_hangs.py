@@ -43,7 +43,7 @@ def test_who_stands_still_is_looked_at_twice() -> None:
     first = 10 + FLOOR_SECONDS
     assert hangs.hung(first) == [] and hangs.deadline() == first + AGAIN_SECONDS
     pulse(hangs, W[0], first + 0.2, seconds=5.2)
-    why = "compute of step 7 lasts 5.5 s already"
+    why = "compute of step 7 has taken 5.5 s"
     assert hangs.hung(first + AGAIN_SECONDS) == [e.WorkerHung(W[0], why, 10)]
 
 
@@ -76,7 +76,7 @@ def test_who_says_nothing_after_it_came_back_is_hung_whatever_a_master_before_ha
     if leaves:
         play.leave(W[1])
     (hung,) = hung_at(hangs, 10 + FLOOR_SECONDS)
-    assert hung == e.WorkerHung(W[1], "silent for 5.5 s, at step 0 in wait", 10)
+    assert hung == e.WorkerHung(W[1], "silent for 5.5 s (last: wait of step 0)", 10)
 
 
 def test_an_exchange_that_nobody_gets_out_of_breaks_the_world_and_nobody_is_taken_for_hung() -> None:
@@ -85,7 +85,7 @@ def test_an_exchange_that_nobody_gets_out_of_breaks_the_world_and_nobody_is_take
         pulse(hangs, worker, 39.9, seconds=29.9, phase="exchange")
     first = 10 + STALL_SECONDS
     assert hangs.deadline() == first and hangs.hung(first) == [] and hangs.deadline() == first + AGAIN_SECONDS
-    why = "everybody is in the exchange of step 7, which does not end in 30.5 s"
+    why = "all workers have been in the exchange of step 7 for 30.5 s"
     assert hangs.hung(first + AGAIN_SECONDS) == [e.WorldBroken(W[0], 1, 7, why)]
 
 
@@ -100,7 +100,7 @@ def test_a_silent_network_while_the_state_is_copied_breaks_the_world_and_costs_n
         pulse(hangs, worker, 39.9, seconds=29.9, phase="copy")
     first = 10 + STALL_SECONDS
     assert hangs.deadline() == first and hangs.hung(first) == [] and hangs.deadline() == first + AGAIN_SECONDS
-    why = "everybody waits for the state to be copied, of which nothing came for 30.5 s"
+    why = "no part of the state was copied for 30.5 s"
     (broken,) = hangs.hung(first + AGAIN_SECONDS)
     assert broken == e.WorldBroken(W[0], 1, 7, why)
     out = play.hear(broken)
@@ -134,7 +134,7 @@ def test_who_lost_its_stream_is_hung_when_everybody_else_waits_for_it_and_not_wh
     pulse(hangs, W[0], first - 0.1, seconds=FLOOR_SECONDS - 0.1, phase="exchange")
     assert hangs.deadline() == first and hangs.hung(first) == [] and hangs.deadline() == first + AGAIN_SECONDS
     (hung,) = hangs.hung(first + AGAIN_SECONDS)
-    why = "silent for 26.5 s, and the others wait for it in the exchange of step 7"
+    why = "silent for 26.5 s while the others wait for it in the exchange of step 7"
     assert hung == e.WorkerHung(W[1], why, 10)
     out = play.hear(hung)
     assert [p.members for p in of(c.ProposeWorld, out)] == [(W[0],)]
@@ -162,7 +162,7 @@ def test_a_worker_that_hangs_is_found_also_when_it_is_told_to_go(least: int) -> 
     out = play.leave(W[1])
     assert [p.urgent for p in of(c.ProposeWorld, out)] == [False], "it may yet finish the step"
     (hung,) = hung_at(hangs, 10 + FLOOR_SECONDS)
-    assert hung == e.WorkerHung(W[1], "compute of step 7 lasts 5.5 s already", 10)
+    assert hung == e.WorkerHung(W[1], "compute of step 7 has taken 5.5 s", 10)
     out = play.hear(hung)
     members = (W[0],) if least == 1 else ()
     assert [(p.members, p.urgent) for p in of(c.ProposeWorld, out)] == [(members, True)]
@@ -206,7 +206,7 @@ def test_a_silent_network_breaks_a_world_that_was_to_end_with_the_step(change: s
     for worker in W[:2]:
         pulse(hangs, worker, 39.9, seconds=29.9, phase="exchange")
     (broken,) = hung_at(hangs, 10 + STALL_SECONDS)
-    why = "everybody is in the exchange of step 7, which does not end in 30.5 s"
+    why = "all workers have been in the exchange of step 7 for 30.5 s"
     assert broken == e.WorldBroken(W[0], 1, 7, why)
     out = play.hear(broken)
     assert [(p.members, p.urgent) for p in of(c.ProposeWorld, out)] == [(members, True)]
@@ -258,7 +258,7 @@ def test_who_cannot_be_called_out_of_an_exchange_is_hung_a_while_after_that_was_
         assert hangs.hung(now) == []
     play.hear(e.WorldConfirmed(W[0], play.job.membership.generation, (1, 7)))
     (hung,) = hung_at(hangs, 20 + STALL_SECONDS)
-    why = "in the exchange of step 7 still, which was given up 30.5 s ago"
+    why = "still in the exchange of step 7, which was aborted 30.5 s ago"
     assert hung == e.WorkerHung(W[1], why, 20)
     out = play.hear(hung)
     assert [(p.members, p.urgent) for p in of(c.ProposeWorld, out)] == [((W[0],), True)]

@@ -187,17 +187,17 @@ def test_a_batch_that_hangs_its_workers_is_blamed_like_one_that_crashes_them() -
     play.everybody()
     play.commit("train/0/0", 1)
     out = play.hear(e.TimePassed(), after=100.0)
-    assert c.Announce("batch 1 of shard train/0/0 failed (1 of 2 times)") in out
+    assert c.Announce("Batch 1 of shard train/0/0 failed (1 of 2 times)") in out
     play.join(W1)
     assert [s.id for s in play.job.shards.leased.values()] == ["train/0/0"], "who is under suspicion is alone"
     out = play.hear(e.TimePassed(), after=100.0)
-    assert c.Announce("looking for the record at fault in 2 of train/0/0") in out
+    assert c.Announce("Searching shard train/0/0 for a bad record (candidates: 2)") in out
     play.join(W2)
     assert {s.kind for s in play.job.shards.leased.values()} == {"probe"}
     play.hear(e.TimePassed(), after=100.0)  # a probe that does not end has met it
     assert of(c.IdentifyRecord, play.all) == [c.IdentifyRecord("train/0/0", 0, 2)]
     out = play.hear(e.RecordIdentified("train/0/0", 2, 2, "record 2 of a.rec"))
-    assert c.Announce("record 2 of a.rec cannot be trained and is set aside (1 so far)") in out
+    assert c.Announce("Skipping record 2 of a.rec: it cannot be trained (1 so far)") in out
     assert not play.job.outcome
 
 
@@ -324,7 +324,7 @@ def test_a_stop_saves_a_cut_publishes_it_and_then_ends() -> None:
     play.everybody()
     play.commit("train/0/0", 1)
     out = play.hear(e.StopRequested("Ctrl-C"))
-    assert "stopping: Ctrl-C; the servers write a checkpoint first" in of(c.Announce, out)[0].text
+    assert "Stopping the job (Ctrl-C); saving a checkpoint first" in of(c.Announce, out)[0].text
     assert c.HoldServers(1, 0) in out
     assert c.CutServers(1, "save") in play.hold(1, a=1, b=1)
     assert play.freeze(1) == [], "nobody goes on"

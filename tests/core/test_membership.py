@@ -54,7 +54,7 @@ def test_no_world_is_smaller_than_the_least_that_must_be_there() -> None:
     assert proposal(play.join("b")).members == ("a", "b")
     out = play.gone("b")
     assert proposal(out).members == () and play.m.phase is Phase.NONE
-    assert out[-1] == c.Announce("nobody trains: b is gone, and at least 2 must be there")
+    assert out[-1] == c.Announce("Training paused: b is gone; at least 2 workers are needed")
 
 
 # Coming and going.
@@ -66,7 +66,7 @@ def test_a_newcomer_joins_at_the_end_of_a_step_and_copies_the_state() -> None:
     play.wait(LAST_CALL_SECONDS)
     play.confirm(a=NOTHING, b=NOTHING)
     play.form()
-    assert play.join("c") == [c.ProposeWorld(2, ("a", "b", "c"), ("a", "b", "c"), False, "c joins")]
+    assert play.join("c") == [c.ProposeWorld(2, ("a", "b", "c"), ("a", "b", "c"), False, "joining: c")]
     started = start(play.confirm(c=NOTHING, a=(1, 7), b=(1, 7)))
     assert started.state == (1, 7) and started.copies == {"c": "a"}
 
@@ -85,7 +85,7 @@ def test_copies_are_shared_among_those_who_hold_the_state() -> None:
 def test_whoever_is_told_to_go_leaves_at_the_end_of_a_step() -> None:
     play = Play()
     play.trains("a", "b")
-    assert play.m.leave("a", play.now) == [c.ProposeWorld(2, ("b",), ("b", "a"), False, "a leaves")]
+    assert play.m.leave("a", play.now) == [c.ProposeWorld(2, ("b",), ("b", "a"), False, "leaving: a")]
     assert start(play.confirm(b=(1, 6))).copies == {}
 
 
@@ -140,7 +140,7 @@ def test_more_are_taken_in_and_sent_away_as_the_number_that_is_wanted_changes() 
     assert proposal(play.m.scaled(3, play.now)).members == ("a", "b", "c")
     play.confirm(a=(1, 6), b=NOTHING, c=NOTHING)
     play.form()
-    assert play.m.scaled(2, play.now) == [c.ProposeWorld(3, ("a", "b"), ("a", "b", "c"), False, "c leaves")]
+    assert play.m.scaled(2, play.now) == [c.ProposeWorld(3, ("a", "b"), ("a", "b", "c"), False, "leaving: c")]
 
 
 # Losses.
@@ -219,7 +219,7 @@ def test_who_is_put_down_counts_no_more_but_is_waited_for_where_it_was_alone() -
 def test_a_broken_world_with_everybody_in_touch_is_formed_again_of_the_same() -> None:
     play = Play()
     play.trains("a", "b")
-    assert play.broken("b", "a") == [c.ProposeWorld(2, ("a", "b"), ("a", "b"), True, "b reports that the world broke")]
+    assert play.broken("b", "a") == [c.ProposeWorld(2, ("a", "b"), ("a", "b"), True, "b reported that the world broke")]
     assert play.broken("a", "b") == [], "once is enough"
     assert not play.m.to_evict
 

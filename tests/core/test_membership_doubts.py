@@ -36,7 +36,7 @@ def test_who_is_out_of_touch_while_a_world_is_proposed_is_left_out_and_comes_bac
     play = Play()
     play.trains("a", "b")
     play.broken("a")
-    assert play.drop("b") == [c.ProposeWorld(3, ("a",), ("a", "b"), True, "b is out of touch")]
+    assert play.drop("b") == [c.ProposeWorld(3, ("a",), ("a", "b"), True, "disconnected: b")]
     play.confirm(a=(1, 5))
     play.join("b")
     assert proposal(play.form()).members == ("a", "b")
@@ -80,7 +80,7 @@ def test_who_returns_from_a_world_that_is_over_is_called_out_of_it_at_once() -> 
     play.confirm(a=(1, 5))
     play.form()
     out = play.join("b", generation=1)
-    assert c.ProposeWorld(3, ("a", "b"), ("b",), True, "its world is over") in out
+    assert c.ProposeWorld(3, ("a", "b"), ("b",), True, "its world has ended") in out
 
 
 def test_who_was_to_be_in_a_world_that_is_given_up_is_told() -> None:
@@ -105,7 +105,7 @@ def test_a_proposal_is_said_again_after_the_master_was_away() -> None:
     play.trains("a", "b")
     play.broken("a")
     play.restart()
-    assert play.join("a") == [c.ProposeWorld(2, ("a", "b"), ("a",), True, "it is back")]
+    assert play.join("a") == [c.ProposeWorld(2, ("a", "b"), ("a",), True, "it reconnected")]
     play.confirm(a=(1, 5))
     play.join("b", generation=1)
     assert start(play.confirm(b=(1, 5))).members == ("a", "b")
@@ -192,7 +192,7 @@ def test_who_comes_back_with_the_state_is_taken_in_by_a_world_that_waits_for_it(
     play.join("c", "d")
     play.confirm(c=NOTHING, d=NOTHING)
     assert play.m.phase is Phase.PROPOSED, "b holds what they lack"
-    proposed = proposal([x for x in play.join("b", generation=1) if x.reason != "its world is over"])
+    proposed = proposal([x for x in play.join("b", generation=1) if x.reason != "its world has ended"])
     assert "b" in proposed.members and len(proposed.members) == 2
     started = start(play.confirm(**{n: (1, 5) if n == "b" else NOTHING for n in proposed.members}))
     assert started.state == (1, 5)
@@ -273,7 +273,7 @@ def test_a_worker_of_another_arithmetic_is_not_taken_and_people_are_told_why() -
     play.trains("a")
     out = play.join("b", fingerprint="avx2")
     (told,) = [x.text for x in out if isinstance(x, c.Announce)]
-    assert told.startswith("b is not taken: its arithmetic differs from the first world's (avx2; cpu)")
+    assert told.startswith("Rejected b: different library versions or CPU type (avx2; the first workers have cpu)")
     assert play.m.phase is Phase.RUNNING
     assert not [x for x in play.join("b", fingerprint="avx2") if isinstance(x, c.Announce)], "once is enough"
 
@@ -285,7 +285,7 @@ def test_the_first_world_is_of_one_arithmetic() -> None:
     play.wait(LAST_CALL_SECONDS)
     assert play.m.members == ("b", "c"), "the one that most have"
     out = play.confirm(b=NOTHING, c=NOTHING)
-    assert any(isinstance(x, c.Announce) and x.text.startswith("a is not taken") for x in out)
+    assert any(isinstance(x, c.Announce) and x.text.startswith("Rejected a: ") for x in out)
 
 
 def test_any_arithmetic_will_do_where_weights_may_differ() -> None:

@@ -15,17 +15,19 @@ def test_who_waits_in_the_exchange_is_never_the_one_that_is_hung() -> None:
     pulses = Pulses(hang_seconds=300)
     heard(pulses, "a", "exchange", 100, now=100)
     heard(pulses, "b", "compute", 100, now=100)
-    assert pulses.hung(["a", "b"], 100) == [("b", "compute of step 7 lasts 100.0 s already", 0)]
+    assert pulses.hung(["a", "b"], 100) == [("b", "compute of step 7 has taken 100.0 s", 0)]
 
 
 def test_who_says_nothing_any_more_is_hung_wherever_it_was() -> None:
     pulses = Pulses(hang_seconds=300)
     heard(pulses, "a", "exchange", 0, now=10)
     assert pulses.hung(["a"], 10 + FLOOR_SECONDS - 0.1) == []
-    assert pulses.hung(["a"], 10 + FLOOR_SECONDS) == [("a", "silent for 5.0 s, at step 7 in exchange", 10)]
+    assert pulses.hung(["a"], 10 + FLOOR_SECONDS) == [("a", "silent for 5.0 s (last: exchange of step 7)", 10)]
     assert pulses.hung([], 1000) == [], "only members of the world are waited for"
     heard(pulses, "b", "compute", 1, now=20)
-    assert pulses.hung(["b"], 24) == [("b", "silent for 4.0 s, at step 7 in compute", 20)], "it may be at another step"
+    assert pulses.hung(["b"], 24) == [("b", "silent for 4.0 s (last: compute of step 7)", 20)], (
+        "it may be at another step"
+    )
 
 
 @pytest.mark.parametrize("step_seconds", [0.01, 2.0, 100.0])
@@ -107,4 +109,4 @@ def test_who_was_out_of_touch_is_not_hung_when_it_comes_back() -> None:
     heard(pulses, "a", "compute", 0, now=0)
     pulses.back("a", 20)
     assert pulses.hung(["a"], 20) == []
-    assert pulses.hung(["a"], 20 + FLOOR_SECONDS) == [("a", "silent for 5.0 s, at step 7 in wait", 20)]
+    assert pulses.hung(["a"], 20 + FLOOR_SECONDS) == [("a", "silent for 5.0 s (last: wait of step 7)", 20)]

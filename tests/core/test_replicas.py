@@ -66,7 +66,7 @@ def test_a_lost_worker_is_replaced_at_once_under_the_next_free_index() -> None:
     out = house.end(0, PREEMPTED)
     assert launched(out) == [("worker", 4)]
     assert house.replicas.losses == 1
-    assert "elasticdl-j-worker-0 is gone" in next(x.reason for x in out if isinstance(x, c.LaunchReplica))
+    assert "replaces elasticdl-j-worker-0, " in next(x.reason for x in out if isinstance(x, c.LaunchReplica))
 
 
 def numbers(commands: list[c.Command]) -> list[int]:
@@ -125,7 +125,7 @@ def test_a_crash_is_forgiven_within_the_budget_after_a_pause() -> None:
     house.start("worker", 0)
     out = house.end(0, CRASHED)
     assert launched(out) == [] and house.replicas.deadline() == 1.0
-    assert "relaunch 1 of 2 after 1 s" in out[0].text  # type: ignore[attr-defined]
+    assert "restart 1 of 2 in 1 s" in out[0].text  # type: ignore[attr-defined]
     assert launched(house.hear(e.TimePassed(), after=0.5)) == []
     assert launched(house.hear(e.TimePassed(), after=0.5)) == [("worker", 1)]
     house.start("worker", 1)
@@ -163,7 +163,7 @@ def test_who_ran_out_of_memory_comes_back_with_more_and_then_fails() -> None:
         out = house.end(index, OUT_OF_MEMORY)
         (launch,) = [x for x in out if isinstance(x, c.LaunchReplica)]
         assert launch.memory_factor == factor
-        assert f"it comes back with {factor:g} times the memory" in launch.reason
+        assert f"restarting with {factor:g} times the memory" in launch.reason
     house.start("worker", 2)
     assert [type(x) for x in house.end(2, OUT_OF_MEMORY)] == [c.FinishJob]
 
@@ -278,7 +278,7 @@ def test_a_server_that_crashes_too_often_ends_the_job_with_its_last_lines(cause:
     house = House(workers=0, servers=1, crashes=9, server_crashes=1)
     house.start("ps", 0)
     out = house.end(0, cause, role="ps")
-    assert launched(out) == [] and "relaunch 1 of 1 after 1 s" in out[0].text  # type: ignore[attr-defined]
+    assert launched(out) == [] and "restart 1 of 1 in 1 s" in out[0].text  # type: ignore[attr-defined]
     assert launched(house.hear(e.TimePassed(), after=1.0)) == [("ps", 0)]
     second = e.ReplicaGone(name("ps", 0), "another uid", cause, "exit code 1", ("last line",))
     assert house.hear(second) == [c.FinishJob("failed", "elasticdl-j-ps-0 failed 2 times: exit code 1\nlast line")]
@@ -352,7 +352,7 @@ def test_a_server_that_died_while_the_master_was_away_comes_back() -> None:
     house = House(workers=0, servers=1)
     house.start("ps", 0)
     assert launched(house.hear(e.MasterStarted())) == [("ps", 0)]
-    assert house.replicas.lost_servers == [Lost(name("ps", 0), PREEMPTED, "gone while the master was away")]
+    assert house.replicas.lost_servers == [Lost(name("ps", 0), PREEMPTED, "ended while the master was away")]
 
 
 def test_a_server_launched_by_the_master_before_is_not_taken_for_its_predecessor() -> None:

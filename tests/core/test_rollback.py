@@ -24,7 +24,7 @@ def test_a_checkpoint_is_cut_exactly_at_its_step_and_training_goes_on_while_it_i
     play.commit("train/0/1", 2)
     play.write(1)
     out = play.publish()
-    assert "the checkpoint of version 4 is in /c/version-4" in texts(out)
+    assert "Saved the checkpoint of version 4 in /c/version-4" in texts(out)
     assert c.SettleSave(1, "/c/version-4") in out and c.HoldServers(2, 8) in out
 
 
@@ -79,8 +79,8 @@ def test_a_disk_that_is_full_is_told_and_the_checkpoint_before_stays() -> None:
     play.freeze(2)
     out = play.write(2, "No space left on device")
     assert texts(out) == (
-        f"the checkpoint could not be written ({PS0}: No space left on device); training goes on, "
-        "version 4 (/c/version-4) stays"
+        f"Cannot write the checkpoint ({PS0}: No space left on device); training continues, "
+        "and version 4 (/c/version-4) stays the newest"
     )
     assert c.SettleSave(2, "") in out and not play.job.outcome
     play.end(PS0, PREEMPTED)
@@ -93,7 +93,7 @@ def test_a_manifest_that_cannot_be_written_is_no_reason_to_stop_training_either(
     play.hold(2, c=2)
     play.freeze(2)
     play.write(2)
-    assert "could not be written (disk full); training goes on" in texts(play.publish("disk full"))
+    assert "Cannot write the checkpoint (disk full); training continues" in texts(play.publish("disk full"))
     play.commit("train/0/2", 3)
     play.train_out()
     assert play.job.shards.trained_out
@@ -133,10 +133,7 @@ def test_a_lost_server_comes_back_and_everybody_goes_back_to_the_newest_checkpoi
     assert [(x.role, x.index) for x in of(c.LaunchReplica, out)] == [("ps", 1)]
     assert {(x.worker, x.shard, x.attempt) for x in of(c.RevokeLease, out)} == leases
     assert c.TellMembers() in out, "workers hear that the servers are not all there"
-    assert (
-        f"{PS1} is gone: killed by SIGKILL; everybody goes back from version 6 to version 4 (/c/version-4) "
-        "and trains on from there"
-    ) in texts(out)
+    assert (f"Rolling back from version 6 to version 4 (/c/version-4): {PS1} is gone: killed by SIGKILL") in texts(out)
     at = Position(4, (0, 3), {"train/0/1": (1, 3), "train/0/2": (0, 3)}, {0: EpochDone(4, 8)})
     assert of(c.RestoreServer, out) == [c.RestoreServer(PS0, 2, "/c/version-4", at, 2)], "the survivor too"
     assert play.job.repeated == 2
@@ -212,7 +209,7 @@ def test_before_the_first_checkpoint_everything_is_trained_again() -> None:
     play.everybody()
     play.commit("train/0/0", 1)
     out = play.end(PS0, PREEMPTED)
-    assert "goes back from version 1 to version 0, the beginning" in texts(out)
+    assert "Rolling back from version 1 to version 0 (the beginning)" in texts(out)
     play.join(PS0)
     assert [(s.id, s.next_batch) for s in play.job.shards.leased.values()] == [("train/0/0", 0), ("train/0/1", 0)]
 

@@ -97,10 +97,10 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_saying_so() -> None:
     assert play.job.shards.version == 8
     out = play.restored(PS0, error="/c/version-8/ps-0-of-2.0.safetensors: its checksum is wrong")
     assert (
-        "the checkpoint of version 8 (/c/version-8) cannot be used: /c/version-8/ps-0-of-2.0.safetensors: its checksum "
+        "Cannot read the checkpoint of version 8 (/c/version-8): /c/version-8/ps-0-of-2.0.safetensors: its checksum "
         "is wrong"
     ) in texts(out)
-    assert "goes back from version 8 to version 4 (/c/version-4)" in texts(out)
+    assert "Rolling back from version 8 to version 4 (/c/version-4)" in texts(out)
     assert play.job.servers.checkpoints.timeline == 3, "who stands at version 8 already must go back too"
     play.join(PS1)
     play.restored(PS0)
@@ -121,7 +121,7 @@ def test_a_job_that_began_with_a_checkpoint_cannot_do_without_it() -> None:
     play.hear(e.ReplicaJoined(PS0, play.incarnation(PS0), "at"))
     out = play.restored(PS0, error="/other/version-50/part: No such file")
     assert of(c.FinishJob, out)[0].reason == (
-        f"{PS0} cannot go back to version 0 (/other/version-50): /other/version-50/part: No such file"
+        f"{PS0} cannot restore version 0 (/other/version-50): /other/version-50/part: No such file"
     )
 
 
@@ -131,18 +131,16 @@ def test_a_job_that_began_with_a_checkpoint_cannot_do_without_it() -> None:
 def test_a_server_that_is_told_to_go_is_saved_first_and_nothing_is_lost() -> None:
     play = saved_at_4()
     out = play.hear(e.ReplicaLeaving(PS1))
-    assert f"{PS1} is told to go: its part is saved first" in texts(out)
+    assert f"{PS1} received SIGTERM; saving its part first" in texts(out)
     (hold,) = of(c.HoldServers, out)
     assert hold.at == 0, "at once"
     play.hold(hold.cut, c=1)
     assert of(c.ReleaseServers, play.freeze(hold.cut)) == [], "it is the last thing that these servers do"
     play.write(hold.cut)
     out = play.publish()
-    assert c.StopReplica(PS1, "told to go; its part is saved", 0.0) in out
+    assert c.StopReplica(PS1, "received SIGTERM; its part is saved", 0.0) in out
     out = play.end(PS1, PREEMPTED, "killed by SIGKILL")
-    assert f"{PS1} is gone: told to go; its part is saved; everybody goes on from version 7 (/c/version-7)" in texts(
-        out
-    )
+    assert f"Continuing from version 7 (/c/version-7): {PS1} is gone: received SIGTERM; its part is saved" in texts(out)
     assert play.job.repeated == 0 and play.job.shards.version == 7
     assert not play.job.servers.leaving
     play.join(PS1)
@@ -157,7 +155,7 @@ def test_a_server_that_is_told_to_go_goes_even_where_it_cannot_be_saved() -> Non
     play.hold(hold.cut)
     play.freeze(hold.cut)
     out = play.write(hold.cut, "disk full")
-    assert c.StopReplica(PS1, "told to go", 0.0) in out
+    assert c.StopReplica(PS1, "received SIGTERM", 0.0) in out
     play.end(PS1, PREEMPTED)
     assert play.job.shards.version == 4, "the checkpoint before"
 
@@ -204,7 +202,7 @@ def test_a_stop_while_going_back_to_the_beginning_says_what_that_means() -> None
     play.commit("train/0/0", 1)
     play.end(PS0, PREEMPTED)
     out = play.hear(e.StopRequested("enough"))
-    assert out == [c.FinishJob("stopped", "enough; what was trained is lost with a server")]
+    assert out == [c.FinishJob("stopped", "enough; the trained values are lost with a server")]
 
 
 def test_a_server_lost_while_a_stop_is_saved_ends_in_the_checkpoint_before() -> None:

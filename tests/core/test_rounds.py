@@ -110,7 +110,7 @@ def test_what_all_wait_for_takes_the_place_of_a_later_round() -> None:
     table.train(1)  # a holds 4 and 5 now, which wait for b's 2 and 3
     out = table.hear(e.ReplicaLeaving("b")) + table.hear(e.LeaseReturned("b", "train/0/2", 1, "leaving"))
     assert c.RevokeLease("a", "train/0/5", 1, "train/0/2 comes first") in out
-    assert c.GrantLease("a", "train/0/2", 2, "given back") in out
+    assert c.GrantLease("a", "train/0/2", 2, "returned") in out
     assert table.held("a") == [2, 4]
 
 
@@ -146,7 +146,7 @@ def test_batches_that_moved_nothing_are_counted_once() -> None:
     table.join("a")
     out = table.hear(e.BatchesCommitted("a", "train/0/0", 1, 1, float("nan"), skipped=1))
     assert table.shards.skipped == 1
-    assert of(c.Announce, out)[0].text == "a batch of shard train/0/0 moves nothing: its gradients are not finite"
+    assert of(c.Announce, out)[0].text == "Skipped a batch of shard train/0/0: non-finite gradients"
     table.hear(e.ReplicaJoined("a", "1", "", (e.Holding("train/0/0", 1, 1, skipped=1),), 2))
     assert table.shards.skipped == 1, "said again after the stream broke"
     table.hear(e.ReplicaJoined("a", "1", "", (e.Holding("train/0/1", 1, 1, skipped=1),), 2))

@@ -72,7 +72,7 @@ def test_a_lost_workers_lease_goes_back_at_its_committed_batch() -> None:
     table.join("a", capacity=1)
     table.commit("a", "train/0/0", 2)
     told = table.lose("a")
-    assert "shard train/0/0 goes back at batch 2 of 3: killed" in texts(told)
+    assert "Returned shard train/0/0 at batch 2 of 3: killed" in texts(told)
     assert leases(table.join("b", capacity=1)) == [("b", "train/0/0", 2)]
     assert table.shards.leased["train/0/0"].next_batch == 2
 
@@ -242,7 +242,7 @@ def test_a_bad_record_is_found_by_halves_and_set_aside() -> None:
     table.join("a", capacity=1)
     told = search(table, "a", "train/0/0", {3})
     assert [b.record for b in table.shards.searches.bad_records] == [3]
-    assert "record 3 of a.rec cannot be trained and is set aside (1 so far)" in texts(told)
+    assert "Skipping record 3 of a.rec: it cannot be trained (1 so far)" in texts(told)
     assert table.shards.trained_out and table.shards.done_records == 12, "its batch counts as trained without it"
 
 
@@ -319,7 +319,7 @@ def test_a_batch_that_crashes_though_no_record_does_is_tried_again_and_then_fail
         ends += [x for x in out if isinstance(x, c.FinishJob)]
         if ends:
             break
-    assert "none of its records alone does" in ends[0].reason
+    assert "none of its records fails alone" in ends[0].reason
 
 
 def test_a_search_in_vain_looks_at_the_next_batch_too() -> None:

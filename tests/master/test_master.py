@@ -198,7 +198,7 @@ def test_servers_that_are_lost_come_back_and_everything_counts_once_in_the_model
                 assert (status.losses, status.timeline) == (3, 4) and status.repeated_batches > 0
                 stage.check_exactly_once()
                 told = [d.text for d in status.decisions]
-                assert any("everybody goes back from version" in t for t in told)
+                assert any("Rolling back from version" in t for t in told)
 
     run(story())
 
@@ -244,7 +244,9 @@ def test_checkpoints_are_published_while_training_and_the_oldest_go(run: Run, tm
                 await master.run()
                 await master.end()
                 assert master.machine.outcome == "succeeded"
-                told = [text for _, text in master.chronicle.decisions if text.startswith("the checkpoint of version")]
+                told = [
+                    text for _, text in master.chronicle.decisions if text.startswith("Saved the checkpoint of version")
+                ]
             versions = [int(text.split()[4]) for text in told]
             # Steps that take no time run ahead of the barrier, which makes one late, and perhaps the next one with it.
             assert versions == sorted(set(versions)) and 5 <= len(versions) <= 8, versions

@@ -65,7 +65,7 @@ def test_who_dies_over_a_checkpoint_leaves_the_one_before_it(fault: str, tmp_pat
     there = visible(checkpoints)  # the first one was complete
     killed = [name for name in allreduce.worker_pids(job) if job.kill(name, KILL)]
     job.wait_until(lambda s: len(s.world) > 0 and not set(s.world) & set(killed) and s.version > max(there))
-    begun = re.findall(r"generation (\d+): .* trains?, from step (\d+)", allreduce.story_of(job, MASTER))
+    begun = re.findall(r"Generation (\d+): .* trains? from step (\d+)", allreduce.story_of(job, MASTER))
     since = [int(step) for generation, step in begun if int(generation) > seen.generation]
     assert since and min(since) >= max(there), "from a checkpoint, and not from the beginning"
     visible(checkpoints)
@@ -95,7 +95,7 @@ def test_a_second_death_while_the_world_is_rebuilt_changes_nothing(
     job.wait_until(lambda s: s.version > first.version + 3)
     status = allreduce.check(job, THREE, allreduce.alone(THREE, data))
     # On a busy machine workers come one by one, and the fault may hit the first while nobody else has the state.
-    begun = re.findall(r"generation \d+: (\d+) workers? trains?, from step (\d+)", allreduce.story_of(job, MASTER))
+    begun = re.findall(r"Generation \d+: (\d+) workers? trains? from step (\d+)", allreduce.story_of(job, MASTER))
     lone = [members == "1" for (members, _), (_, step) in pairwise(begun) if step == "0"]
     assert all(lone), "somebody else had the state"
     assert lone or int(status.get("repeated_batches", 0)) == 0, "somebody was left all the time"

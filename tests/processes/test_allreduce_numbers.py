@@ -39,7 +39,7 @@ def test_below_the_minimum_nobody_trains_until_another_worker_comes(tmp_path: Pa
     after = {c.step for c in commits(job) if c.at > killed_at and c.generation == first.generation}
     assert len(after) <= 1, "but for the step that was under way"
     told = allreduce.story_of(job, "elasticdl-least-master")
-    assert set(re.findall(r"generation \d+: (\d) workers? trains?, from", told)) == {"2"}, told
+    assert set(re.findall(r"Generation \d+: (\d) workers? trains? from", told)) == {"2"}, told
     assert survivor in back.world and int(status.get("repeated_batches", 0)) == 0
 
 
@@ -49,7 +49,7 @@ def test_scale_waits_until_so_many_train_and_refuses_more_than_the_job_takes(tmp
     job = allreduce.start(tmp_path, "most", PLAIN, data, "--max_workers=3", part_seconds=0.1)
     first = job.wait_until(lambda s: allreduce.together(s, 2) and s.version >= 2)
     refused = allreduce.scaled(job, "--workers=4")
-    assert refused.returncode == 2 and "the job takes at most 3 (--max_workers)" in refused.stderr, refused
+    assert refused.returncode == 2 and "the job takes at most 3 workers (--max_workers)" in refused.stderr, refused
     done = allreduce.scaled(job, "--workers=3")
     assert (done.returncode, done.stdout) == (0, "most: 3 workers train.\n"), f"{done}\n{job.story()}"
     more = job.wait_until(lambda s: True)

@@ -54,8 +54,8 @@ def test_a_standby_takes_a_lost_workers_place_at_once_and_another_is_started(tmp
     allreduce.hurry(job)
     status = allreduce.check(job, PLAIN, allreduce.train_alone(PLAIN, data))
     told = allreduce.story_of(job, "elasticdl-warm-master")
-    assert re.search(rf"generation \d+: without {victim}, with {standby} .* in all$", told, re.M), told
-    begun = re.findall(r"generation (\d+): (\d) workers? trains?, from", told)
+    assert re.search(rf"Generation \d+: without {victim}, with {standby} .* in total$", told, re.M), told
+    begun = re.findall(r"Generation (\d+): (\d) workers? trains? from", told)
     assert {size for generation, size in begun if int(generation) > first.generation} == {"2"}, "never below strength"
     assert int(status.get("repeated_batches", 0)) == 0
 

@@ -57,8 +57,8 @@ def test_a_server_killed_before_the_first_checkpoint_and_then_one_that_is_only_t
     status = check_witness(job, tmp_path / "alone-model", RECORDS, EPOCHS, 1)
     assert (int(status["timeline"]), int(status["repeated_batches"])) == (3, lost)
     told = log_of(job, "alone")
-    assert "to version 0, the beginning" in told
-    assert "told to go; its part is saved; everybody goes on from version" in told
+    assert "to version 0 (the beginning)" in told
+    assert "received SIGTERM; its part is saved" in told and "Continuing from version" in told
 
 
 def damage(directory: Path) -> Path:
@@ -89,8 +89,8 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_is_used(tmp_path:
     status = check_witness(job, tmp_path / "damage-model", RECORDS, EPOCHS, 2)
     assert int(status["timeline"]) == 3, "one for the server, one for the checkpoint"
     told = log_of(job, "damage")
-    assert f"cannot be used: {part}: this part of the checkpoint is damaged: its checksum is wrong" in told
-    assert f"goes back from version {newest.name[8:]} to version {before.name[8:]} ({before})" in told
+    assert f": {part}: this part of the checkpoint is damaged: its checksum is wrong" in told
+    assert f"Rolling back from version {newest.name[8:]} to version {before.name[8:]} ({before})" in told
     for directory in newest_first(home):
         if directory != newest:
             verify(directory, [f for files in read_manifest(directory)["files"].values() for f in files])

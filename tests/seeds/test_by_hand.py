@@ -101,7 +101,7 @@ def test_workers_and_the_master_are_killed_and_every_record_is_trained_exactly_o
     said = master.output.read_text()
     assert said.count("No --token_file is given") == 1
     assert f"any process that reaches port {hand.port} of this machine can join" in said
-    assert f"{W1} is gone: worker 1 was started again" in said or f"{W1} came, started by hand" in said
+    assert f"{W1} is gone: worker 1 was started again" in said or f"{W1} was started by hand" in said
     assert int(status["version"]) == EPOCHS * RECORDS // 10 // 2
     assert "Evaluation service started" in said and "Evaluation service stopped" in said
 

@@ -186,7 +186,7 @@ class LostWorkersAreLaunchedTwice(Replicas):
         if isinstance(event, MasterStarted):
             for r in self.replicas.values():
                 if r.role == "worker" and r.state not in (State.GONE, State.STOPPING):
-                    self._enter(r, State.GONE, now, "the master came back")
+                    self._enter(r, State.GONE, now, "the master restarted")
                     self.slots[r.slot].replica = ""
         return super().handle(event, now)
 

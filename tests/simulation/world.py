@@ -164,8 +164,8 @@ class World:
                     self.disk.pop(directory, None)
             case c.Announce(text):
                 self.faults["torn cut repaired"] += "reached only some servers" in text
-                self.faults["cut gave way"] += "nothing moved" in text
-                self.faults["bad record set aside"] += "is set aside" in text
+                self.faults["cut gave way"] += "while pushes were held" in text
+                self.faults["bad record set aside"] += "it cannot be trained (" in text
                 if self.faults["bad record set aside"] > len(self.scenario.bad_records):
                     raise Violation(f"set aside once more: {text}")
             case c.FinishJob(outcome, reason):

@@ -70,7 +70,7 @@ class Change:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {in_words(seconds)}" for name, seconds in self.parts.items())
-        return f"{self.who} ({'; '.join(self.why)}): {parts}; {in_words(self.seconds)} in all"
+        return f"{self.who} ({'; '.join(self.why)}): {parts}; {in_words(self.seconds)} in total"
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Changes:
         self.done.append(change)
         self.members, self.under_way = change.members, None
         self.signs.clear()
-        return [Announce(f"generation {change.generation}: {change}")]
+        return [Announce(f"Generation {change.generation}: {change}")]
 
 
 def in_words(seconds: float) -> str:

@@ -34,7 +34,7 @@ class Closing:
         if self.over or event.worker != self.exporter or event.number not in (0, self.exports):
             return []
         if event.error:
-            return [FinishJob(Outcome.FAILED, f"the model could not be written: {event.worker}: {event.error}")]
+            return [FinishJob(Outcome.FAILED, f"{event.worker} cannot write the model: {event.error}")]
         self.over, self.exported, self.audited = True, event.directory, event.audit
-        out: list[Command] = [Announce(f"audit: {event.audit}")] if event.audit else []
-        return [*out, Announce(f"the model is in {event.directory}")] if event.directory else out
+        out: list[Command] = [Announce(f"Audit: {event.audit}")] if event.audit else []
+        return [*out, Announce(f"Exported the model to {event.directory}")] if event.directory else out

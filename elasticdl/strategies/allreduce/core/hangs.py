@@ -51,7 +51,7 @@ class Hangs:
         for name in self._watched()[0]:
             since = self.in_vain.get(name)
             if since is not None and now >= since + self.pulses.stall_seconds:
-                why = f"in the exchange of step {beats[name].step} still, which was given up {now - since:.1f} s ago"
+                why = f"still in the exchange of step {beats[name].step}, which was aborted {now - since:.1f} s ago"
                 found.append((name, why, since))
         return found
 
@@ -66,7 +66,7 @@ class Hangs:
         if at is None or now < at:
             return []
         beat = self.pulses.beats[name]
-        why = f"silent for {now - beat.heard:.1f} s, and the others wait for it in the exchange of step {beat.step}"
+        why = f"silent for {now - beat.heard:.1f} s while the others wait for it in the exchange of step {beat.step}"
         return [(name, why, beat.heard)]
 
     def _missed_at(self) -> tuple[str, float | None]:
@@ -96,9 +96,9 @@ class Hangs:
         inside = self._inside()
         beats = [self.pulses.beats[name] for name in inside]
         step, seconds = min(b.step for b in beats), now - max(b.since for b in beats)
-        why = f"everybody is in the exchange of step {step}, which does not end in {seconds:.1f} s"
+        why = f"all workers have been in the exchange of step {step} for {seconds:.1f} s"
         if any(b.phase == "copy" for b in beats):
-            why = f"everybody waits for the state to be copied, of which nothing came for {seconds:.1f} s"
+            why = f"no part of the state was copied for {seconds:.1f} s"
         return [e.WorldBroken(inside[0], m.running_generation, step, why)]
 
     def _stuck_at(self) -> float | None:

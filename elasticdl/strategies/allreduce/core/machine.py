@@ -67,12 +67,12 @@ class AllreduceMachine:
         if role != "worker":
             return f"an all-reduce job has no {role}: only workers can be scaled"
         if count < self.terms.least:
-            return f"the job needs at least {self.terms.least} of them (--min_workers)"
+            return f"the job needs at least {self.terms.least} workers (--min_workers)"
         plan = self.terms.plan
         most = self.terms.most or (0 if plan.share else plan.virtual)
         if most and count > most:
             limit = "--max_workers" if self.terms.most else "its virtual workers, fixed at submission"
-            return f"the job takes at most {most} ({limit})"
+            return f"the job takes at most {most} workers ({limit})"
         return ""
 
     @property
@@ -114,11 +114,11 @@ class AllreduceMachine:
         world = self.membership.generation if self.membership.training else 0
         out = self._route(event, now)
         while self.membership.to_evict:
-            out += self._put_down(self.membership.to_evict.pop(0), "its world breaks again and again", now)
+            out += self._put_down(self.membership.to_evict.pop(0), "its world keeps breaking", now)
         if reason := self.membership.hopeless(now):
             out.append(c.FinishJob(Outcome.FAILED, reason))
         while self.replicas.not_to_be_had:
-            out.append(c.Announce(f"{self.replicas.not_to_be_had.pop(0)}; the job goes on without it"))
+            out.append(c.Announce(f"{self.replicas.not_to_be_had.pop(0)}; continuing without it"))
         for started in [x for x in out if isinstance(x, c.StartWorld)]:
             if set(started.to) & set(started.members):  # and not only told to one who goes
                 out += self._begin(started)
@@ -268,7 +268,7 @@ class AllreduceMachine:
         if w.leaving:
             return []
         m.workers[name] = m.workers.pop(name)  # told last
-        told: list[c.Command] = [c.Announce(f"{name} is told to go: it leaves at the end of a step")]
+        told: list[c.Command] = [c.Announce(f"{name} received SIGTERM; leaving at the end of a step")]
         out = m.leave(name, now)
         return told + self._before_all_leave() + out  # asked before it hears that it may go
 
@@ -282,7 +282,7 @@ class AllreduceMachine:
             checkpoints.started(now)
         size = len(self.membership.members)
         who = "1 worker trains" if size == 1 else f"{size} workers train"
-        return [c.Announce(f"generation {self.membership.generation}: {who}, from step {self.step}")]
+        return [c.Announce(f"Generation {self.membership.generation}: {who} from step {self.step}")]
 
     def _begin(self, world: c.StartWorld) -> list[c.Command]:
         """A world starts: below what was heard of only where all who held more are lost."""
@@ -314,7 +314,7 @@ class AllreduceMachine:
         self.bad_records.append(bad)
         if len(self.bad_records) > self.terms.max_bad_records:
             return [c.FinishJob(Outcome.FAILED, bad.one_too_many(self.terms.max_bad_records))]
-        return [c.Announce(f"{bad.name} cannot be trained and is set aside ({len(self.bad_records)} so far)")]
+        return [c.Announce(f"Skipping {bad.name}: it cannot be trained ({len(self.bad_records)} so far)")]
 
     # Checkpoints.
 
@@ -332,9 +332,9 @@ class AllreduceMachine:
         checkpoints = self.saves.checkpoints
         bad, to = checkpoints.newest, checkpoints.damaged()
         if to is None:
-            return [c.FinishJob(Outcome.FAILED, f"nothing to go on from: {bad}: {error}")]
+            return [c.FinishJob(Outcome.FAILED, f"no checkpoint can be read: {bad}: {error}")]
         self.membership.checkpoint = (to.directory, to.position.version)
-        return [c.Announce(f"the checkpoint of {bad} cannot be used: {error}; going on from {to}")]
+        return [c.Announce(f"Cannot read the checkpoint of {bad}: {error}; continuing from {to}")]
 
     # People.
 
@@ -345,7 +345,7 @@ class AllreduceMachine:
         if self.terms.schedule.nowhere:
             return [c.FinishJob(Outcome.STOPPED, f"{reason}; {NOWHERE}")]
         if self.step and self.membership.holders:
-            return [c.Announce(f"stopping: {reason}; the state is saved first")]
+            return [c.Announce(f"Stopping the job ({reason}); saving the state first")]
         if not self.step and not self.saves.checkpoints.newest.directory:
             return [c.FinishJob(Outcome.STOPPED, f"{reason}; nothing was trained yet")]
         return []
@@ -353,8 +353,8 @@ class AllreduceMachine:
     def _scale(self, role: str, count: int, now: float) -> list[c.Command]:
         refused = self.refused(role, count)
         if refused or self.saves.stopping:
-            return [c.Announce(f"not scaled to {count} of {role}: {refused or 'the job is stopping'}")]
-        out: list[c.Command] = [c.Announce(f"scaling to {count} workers")]
+            return [c.Announce(f"Cannot scale {role} to {count}: {refused or 'the job is stopping'}")]
+        out: list[c.Command] = [c.Announce(f"Scaling to {count} workers")]
         out += self.replicas.resize("worker", count + self.terms.standby, now)
         return out + self.membership.scaled(count, now)
 

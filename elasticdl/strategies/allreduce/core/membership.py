@@ -121,9 +121,9 @@ class Membership:
         told = any(isinstance(c, ProposeWorld) and name in c.to for c in out)
         over = generation not in (0, self.running_generation)
         if over:  # it may wait for members of a world that is no more
-            out.append(ProposeWorld(self.generation, self.members, (name,), True, "its world is over"))
+            out.append(ProposeWorld(self.generation, self.members, (name,), True, "its world has ended"))
         elif not told and (before is not None or generation) and generation != self.generation:
-            out.append(self._proposal((name,), "it is back"))
+            out.append(self._proposal((name,), "it reconnected"))
         asked = (member and not told) or (w.leaving and not member)
         if asked and self.phase is Phase.RUNNING and generation != self.generation:
             out.append(self._start_for((name,)))
@@ -185,13 +185,13 @@ class Membership:
         if self.phase is not Phase.RUNNING:
             if self.urgent:
                 return []  # it is being dealt with
-            return self._propose(self._desired(now), True, f"{name} reports that the world broke", now)
+            return self._propose(self._desired(now), True, f"{name} reported that the world broke", now)
         self.failures += 1
         for suspect in suspects:
             self.suspicion[suspect] = self.suspicion.get(suspect, 0) + 1
         if self.failures > PATIENCE:
             self._evict()
-        return self._propose(self._desired(now), True, f"{name} reports that the world broke", now)
+        return self._propose(self._desired(now), True, f"{name} reported that the world broke", now)
 
     def form(self, name: str, generation: int, now: float) -> list[Command]:
         """A member's group stands, and it holds the world's state."""
@@ -270,9 +270,9 @@ class Membership:
             return ""
         name, w = next((n, w) for n, w in self.workers.items() if w.refused)
         return (
-            f"nobody can train: {name} is not taken, since {_difference(w.fingerprint, self.fingerprint)}; and for "
-            f"{STRANGERS_SECONDS:.0f} s there were too few others. Give the job machines and libraries like those it "
-            "began with, or go on from its checkpoint with --deterministic=false."
+            f"training was paused for {STRANGERS_SECONDS:.0f} s: {name} was rejected because of "
+            f"{_difference(w.fingerprint, self.fingerprint)}, and there were too few other workers. Use machines and "
+            "libraries like those the job began with, or continue from its checkpoint with --deterministic=false."
         )
 
     def _available(self, name: str, now: float) -> bool:
@@ -345,7 +345,8 @@ class Membership:
         out: list[Command] = [self._proposal(tuple(told), reason)]
         if not members:
             self.phase = Phase.NONE
-            out.append(Announce(f"nobody trains: {reason}, and at least {self.least} must be there"))
+            needed = "1 worker is" if self.least == 1 else f"{self.least} workers are"
+            out.append(Announce(f"Training paused: {reason}; at least {needed} needed"))
         return out
 
     def _proposal(self, to: tuple[str, ...], reason: str) -> ProposeWorld:
@@ -404,7 +405,7 @@ class Membership:
         return Beginning(best, {n: holders[i % len(holders)] for i, n in enumerate(others)})
 
     def _refusal(self, name: str, fingerprint: str) -> Announce:
-        return Announce(f"{name} is not taken: {_difference(fingerprint, self.fingerprint)}")
+        return Announce(f"Rejected {name}: {_difference(fingerprint, self.fingerprint)}")
 
     def _evict(self) -> None:
         """The world breaks again and again although everybody is in touch: who is named most often goes."""
@@ -421,4 +422,4 @@ def _age(state: State) -> tuple[int, int]:
 
 
 def _difference(fingerprint: str, reference: str) -> str:
-    return f"its arithmetic differs from the first world's ({fingerprint}; {reference}), and weights would depend on it"
+    return f"different library versions or CPU type ({fingerprint}; the first workers have {reference})"

@@ -102,7 +102,7 @@ def _propose(scene: Scene, urgent: bool, reason: str) -> Decision:
 
 def _missing(scene: Scene) -> str:
     lost = scene.lost or ", ".join(scene.gone)
-    return f"{lost} is gone" if lost else f"{', '.join(scene.silent)} is out of touch"
+    return f"{lost} is gone" if lost else f"disconnected: {', '.join(scene.silent)}"
 
 
 def _ready(count: int) -> str:
@@ -130,17 +130,17 @@ PROPOSED = (
     Rule(
         "a worker outside brings what all members lack",
         lambda s: s.rescued,
-        lambda s: _propose(s, s.urgent, "the workers that are there changed"),
+        lambda s: _propose(s, s.urgent, "the available workers changed"),
     ),
     Rule(
         "other workers should train, and the step can still be finished",
         lambda s: not s.urgent and set(s.desired) != set(s.members),
-        lambda s: _propose(s, s.urgent, "the workers that are there changed"),
+        lambda s: _propose(s, s.urgent, "the available workers changed"),
     ),
     Rule(
         "a member should not train, and none has confirmed",
         lambda s: not set(s.members) <= set(s.desired) and not s.confirmed,
-        lambda s: _propose(s, s.urgent, "the workers that are there changed"),
+        lambda s: _propose(s, s.urgent, "the available workers changed"),
     ),
     Rule("nothing speaks against it", lambda s: True, lambda s: START),
 )
@@ -158,11 +158,11 @@ RUNNING = (
     Rule(
         "a member leaves; a world that is not formed has no end of a step to wait for",
         lambda s: bool(s.leavers),
-        lambda s: _propose(s, not s.training, f"{', '.join(s.leavers)} leaves"),
+        lambda s: _propose(s, not s.training, f"leaving: {', '.join(s.leavers)}"),
     ),
     Rule(
         "a worker can join",
         lambda s: bool(s.comers) and not s.silent and s.training,
-        lambda s: _propose(s, False, f"{', '.join(s.comers)} joins"),
+        lambda s: _propose(s, False, f"joining: {', '.join(s.comers)}"),
     ),
 )

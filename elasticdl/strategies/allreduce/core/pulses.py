@@ -73,9 +73,9 @@ class Pulses:
             if silent >= limit or (lasts >= self._limit_of(beat.phase) and name not in others):
                 # Of one that was not heard of lately nobody knows whether it still does what it did.
                 if silent >= QUIET_SECONDS:
-                    why, since = f"silent for {silent:.1f} s, at step {beat.step} in {beat.phase}", beat.heard
+                    why, since = f"silent for {silent:.1f} s (last: {beat.phase} of step {beat.step})", beat.heard
                 else:
-                    why, since = f"{beat.phase} of step {beat.step} lasts {lasts:.1f} s already", beat.since
+                    why, since = f"{beat.phase} of step {beat.step} has taken {lasts:.1f} s", beat.since
                 found.append((name, why, since))
         return found
 

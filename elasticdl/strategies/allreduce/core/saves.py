@@ -138,7 +138,7 @@ class Saves:
             if save.since is None and save.at <= step:
                 save.since = now
             if save.since is not None and now >= save.since + self.limit_seconds:
-                out += self.wrote(save.worker, save.cut, "", f"it takes longer than {self.limit_seconds:.0f} s", now)
+                out += self.wrote(save.worker, save.cut, "", f"not written within {self.limit_seconds:.0f} s", now)
         return out
 
     def wrote(self, worker: str, cut: int, part: str, error: str, now: float) -> list[Command]:
@@ -147,7 +147,7 @@ class Saves:
             return [SettleSave(cut, "", worker)]
         self.asked.remove(save)
         if error:
-            told = Announce(f"the checkpoint could not be written ({worker}: {error}); training goes on")
+            told = Announce(f"Cannot write the checkpoint ({worker}: {error}); training continues")
             if self.stopping:
                 return [FinishJob(Outcome.FAILED, f"the checkpoint could not be written: {worker}: {error}")]
             self.checkpoints.started(now)
@@ -174,11 +174,11 @@ class Saves:
             self.unsaved = max(self.unsaved, writing.position.version if writing.lasting else 0)
             if self.stopping:
                 return [*out, FinishJob(Outcome.FAILED, f"the checkpoint could not be published: {error}")]
-            out.append(Announce(f"the checkpoint could not be published ({error}); training goes on"))
+            out.append(Announce(f"Cannot publish the checkpoint ({error}); training continues"))
             return out + self._publish(now)
         checkpoint, out = self.checkpoints.published(directory)
         step = checkpoint.position.version
-        out.append(Announce(f"the checkpoint of step {step} is in {directory}"))
+        out.append(Announce(f"Saved the checkpoint of step {step} in {directory}"))
         if self.stopping and cut == self.last_cut:
             return [*out, FinishJob(Outcome.STOPPED, f"{self.stopping}; the checkpoint holds step {step}")]
         return out + self._publish(now)

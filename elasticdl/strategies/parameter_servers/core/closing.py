@@ -34,9 +34,9 @@ class Closing:
     def finished(self, kind: Kind, result: str) -> Announce:
         if kind is Kind.AUDIT:
             self.audited = result
-            return Announce(f"audit: {result}")
+            return Announce(f"Audit: {result}")
         self.exported = result
-        return Announce(f"the model is in {result}")
+        return Announce(f"Exported the model to {result}")
 
     def go_back(self) -> None:
         """Servers are lost: both begin anew."""

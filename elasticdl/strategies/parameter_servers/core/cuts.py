@@ -100,7 +100,10 @@ class Cuts:
             return []
         cut.phase = Phase.REPAIRING
         cut.counters = {s: max(c.get(s, 0) for c in cut.held.values()) for h in cut.held.values() for s in h}
-        return [ReleaseServers(cut.number), Announce(f"cut {cut.number} waits: nothing moved while pushes were held")]
+        return [
+            ReleaseServers(cut.number),
+            Announce(f"Postponed cut {cut.number}: no batch finished while pushes were held"),
+        ]
 
     def _compare(self, unclosed: Collection[str], moving: Collection[str]) -> list[Command]:
         cut = self.active
@@ -117,7 +120,9 @@ class Cuts:
             names = ", ".join(sorted(torn))
             return [
                 ReleaseServers(cut.number),
-                Announce(f"cut {cut.number} waits: a batch of {names} reached only some servers and is trained again"),
+                Announce(
+                    f"Postponed cut {cut.number}: a batch of {names} reached only some servers and is trained again"
+                ),
             ]
         if cut.phase is Phase.ADVANCING and cut.limits == most:
             return []  # they were told already

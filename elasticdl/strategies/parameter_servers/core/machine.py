@@ -20,7 +20,7 @@ from elasticdl.strategies.parameter_servers.core.servers import Servers
 from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTerms
 
 IN_TOUCH_SECONDS = 5.0
-BY_HAND = "the workers of this job are started by hand: start another, or end one"
+BY_HAND = "workers of this job are started by hand: start or stop one yourself"
 
 
 @dataclass
@@ -118,7 +118,7 @@ class ParameterServerMachine:
                 out += self._roll_back(str(lost), now, lost.name)
         while self.replicas.not_to_be_had:  # asked for while the job runs
             lost = self.replicas.not_to_be_had.pop(0)
-            out.append(c.Announce(f"{lost}; the job goes on without it"))
+            out.append(c.Announce(f"{lost}; continuing without it"))
             if self.replicas.role_of(lost.name) == "ps":
                 out += self.servers.stay(self.replicas, now)
         if not any(isinstance(x, c.FinishJob) for x in out):
@@ -380,9 +380,9 @@ class ParameterServerMachine:
         if server:
             self.recoveries.append(Recovery(server, now, [], server=True))
             self.rollbacks += 1
-        told = f"{why}; everybody goes back from version {reached} to {to} and trains on from there"
+        told = f"Rolling back from version {reached} to {to}: {why}"
         if reached <= to.position.version:  # nothing is lost
-            told = f"{why}; everybody goes on from {to}"
+            told = f"Continuing from {to}: {why}"
         return [*out, c.Announce(told), c.TellMembers(), *self.servers.go_back(self.replicas)]
 
     def _restored(self, server: str, timeline: int, error: str, now: float) -> list[c.Command]:
@@ -394,8 +394,8 @@ class ParameterServerMachine:
             return self._go_on(now)
         damaged = checkpoints.newest
         if checkpoints.damaged() is None:
-            return [c.FinishJob(Outcome.FAILED, f"{server} cannot go back to {damaged}: {error}")]
-        told = c.Announce(f"the checkpoint of {damaged} cannot be used: {error}")
+            return [c.FinishJob(Outcome.FAILED, f"{server} cannot restore {damaged}: {error}")]
+        told = c.Announce(f"Cannot read the checkpoint of {damaged}: {error}")
         return [told, *self._roll_back(f"{server} cannot read it", now, server)]
 
     # What people ask for.
@@ -409,11 +409,11 @@ class ParameterServerMachine:
         if self.shards.paused:
             newest = self.servers.checkpoints.newest
             if not newest.directory:
-                lost = "what was trained is lost with a server" if self.rollbacks else "nothing was trained yet"
+                lost = "the trained values are lost with a server" if self.rollbacks else "nothing was trained yet"
                 return [c.FinishJob(Outcome.STOPPED, f"{reason}; {lost}")]
             self.checkpoint = newest.directory
             return [c.FinishJob(Outcome.STOPPED, f"{reason}; the checkpoint holds version {newest.position.version}")]
-        out: list[c.Command] = [c.Announce(f"stopping: {reason}; the servers write a checkpoint first")]
+        out: list[c.Command] = [c.Announce(f"Stopping the job ({reason}); saving a checkpoint first")]
         cut = self.servers.cuts.active
         if cut is not None and cut.purpose == VIEW and cut.phase is not Phase.CUTTING:
             out += self.servers.cuts.cancel()
@@ -422,13 +422,13 @@ class ParameterServerMachine:
     def _scale(self, role: str, count: int, now: float) -> list[c.Command]:
         refused = self.refused(role, count)
         if refused or self.servers.stopping:
-            return [c.Announce(f"not scaled to {count} of {role}: {refused or 'the job is stopping'}")]
+            return [c.Announce(f"Cannot scale {role} to {count}: {refused or 'the job is stopping'}")]
         if role == "worker":
-            return [c.Announce(f"scaling to {count} workers"), *self.replicas.resize("worker", count, now)]
+            return [c.Announce(f"Scaling to {count} workers"), *self.replicas.resize("worker", count, now)]
         return self.servers.scale(count, self.replicas, now)
 
     def _resize(self, now: float) -> list[c.Command]:
         before, after = len(self.servers.names), self.servers.wanted
         self.servers.resize(self.replicas)
-        out = self._roll_back(f"there are {after} servers instead of {before}", now)
+        out = self._roll_back(f"{after} servers instead of {before}", now)
         return out + self.replicas.resize("ps", after, now)

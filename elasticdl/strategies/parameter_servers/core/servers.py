@@ -87,7 +87,7 @@ class Servers:
         if server in self.leaving:
             return []
         self.leaving.add(server)
-        return [Announce(f"{server} is told to go: its part is saved first")]
+        return [Announce(f"{server} received SIGTERM; saving its part first")]
 
     # Saving.
 
@@ -105,7 +105,7 @@ class Servers:
             known = any(k.directory == directory for k in self.checkpoints.known)
             return [] if known else [DeleteCheckpoints((directory,))]
         checkpoint, out = self.checkpoints.published(directory)
-        return [*out, Announce(f"the checkpoint of version {checkpoint.position.version} is in {directory}")]
+        return [*out, Announce(f"Saved the checkpoint of version {checkpoint.position.version} in {directory}")]
 
     def not_saved(self, number: int, error: str, replicas: Replicas, now: float) -> list[Command]:
         if not self.writes(number):
@@ -115,11 +115,11 @@ class Servers:
             return [FinishJob(Outcome.FAILED, f"the checkpoint could not be written: {error}")]
         out = self.checkpoints.give_up()
         kept = self.checkpoints.newest
-        out.append(Announce(f"the checkpoint could not be written ({error}); training goes on, {kept} stays"))
+        out.append(Announce(f"Cannot write the checkpoint ({error}); training continues, and {kept} stays the newest"))
         if self.resizing and held:
-            out.append(Announce(f"there stay {len(self.names)} servers"))
+            out.append(Announce(f"Keeping {len(self.names)} servers"))
             out += self.stay(replicas, now)
-        return out + ([ReleaseServers(number), *self._dismiss("told to go", replicas, now)] if held else [])
+        return out + ([ReleaseServers(number), *self._dismiss("received SIGTERM", replicas, now)] if held else [])
 
     def end_hold(self, number: int, replicas: Replicas, now: float) -> list[Command]:
         """What these servers were held for is on disk."""
@@ -127,7 +127,7 @@ class Servers:
             version = self.checkpoints.newest.position.version
             return [FinishJob(Outcome.STOPPED, f"{self.stopping}; the checkpoint holds version {version}")]
         release: list[Command] = [] if self.leaving else [ReleaseServers(number)]  # somebody changed their mind
-        return release + self._dismiss("told to go; its part is saved", replicas, now)
+        return release + self._dismiss("received SIGTERM; its part is saved", replicas, now)
 
     def _dismiss(self, reason: str, replicas: Replicas, now: float) -> list[Command]:
         """Servers that were told to go, go; others take their place."""
@@ -141,12 +141,12 @@ class Servers:
     def refused(self, count: int) -> str:
         """Why there cannot be so many; empty when there can."""
         if count > MOST_SERVERS:
-            return f"rows are spread over {MOST_SERVERS} partitions, so there can be no more servers than that"
+            return f"rows are spread over {MOST_SERVERS} partitions, so there can be at most {MOST_SERVERS} servers"
         return ""
 
     def scale(self, count: int, replicas: Replicas, now: float) -> list[Command]:
         self.wanted = count
-        told = Announce(f"scaling from {len(self.names)} servers to {count}")
+        told = Announce(f"Scaling from {len(self.names)} to {count} servers")
         # Those that are too many go when the others hold their rows.
         return [told, *replicas.resize("ps", max(count, len(self.names)), now)]
 
