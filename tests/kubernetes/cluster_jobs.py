@@ -260,6 +260,12 @@ async def submitted(namespace: str, job: str, *flags: str) -> AsyncIterator[Clus
     given = {flag.partition("=")[0] for flag in flags}
     small = [flag for flag in SMALL if flag.partition("=")[0] not in given]
     await asyncio.to_thread(submit, namespace, job, *small, *flags)
+    async with removed_at_the_end(namespace, job) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def removed_at_the_end(namespace: str, job: str) -> AsyncIterator[ClusterJob]:
     running = ClusterJob(namespace, job)
     try:
         yield running

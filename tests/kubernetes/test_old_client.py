@@ -27,6 +27,7 @@ from tests.kubernetes.cluster_jobs import (
     allow_jobs,
     in_pods,
     local_claim,
+    removed_at_the_end,
     require_image,
     require_this_machine,
 )
@@ -72,16 +73,8 @@ async def submitted(client: Path, namespace: str, job: str, *flags: str) -> Asyn
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, env=env)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    running = ClusterJob(namespace, job)
-    try:
+    async with removed_at_the_end(namespace, job) as running:
         yield running
-    finally:
-        await running.api.close()
-        label = f"{names.LABEL_JOB}={job}"
-        await kubectl_soon("delete", "configmaps", "-l", label, "--wait=false", namespace=namespace)
-        with contextlib.suppress(AssertionError):
-            gone = ("--grace-period=0", "--force", "--wait=false")
-            await kubectl_soon("delete", "pods", "-l", label, *gone, namespace=namespace)
 
 
 def witness(tmp: Path, *flags: str, **env: str) -> list[str]:
