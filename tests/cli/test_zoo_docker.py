@@ -144,7 +144,7 @@ def test_a_base_image_that_is_nowhere(here: Path, image: str, capsys: Output) ->
 def test_a_file_that_is_not_in_the_folder(here: Path, image: str, capsys: Output) -> None:
     (here / "Dockerfile").write_text("FROM scratch\nCOPY nothing /nothing\n")
     assert main(["zoo", "build", f"--image={image}", "."]) == 1
-    assert "What COPY names must lie in the folder that is built" in capsys.readouterr().err
+    assert "What COPY names must be in the folder to build" in capsys.readouterr().err
 
 
 def test_a_dockerfile_that_cannot_be_parsed(here: Path, image: str, capsys: Output) -> None:
@@ -279,11 +279,11 @@ def test_an_engine_behind_tls_as_minikube_offers_it(
         monkeypatch.setenv("DOCKER_CERT_PATH", str(here / "certs"))
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(here / "others" / "ca.pem"))  # of the web: not the engine's
         assert main(["zoo", "build", f"--image={image}", "."]) == 0
-        assert f"{image} is built" in capsys.readouterr().out
+        assert f"Built {image}" in capsys.readouterr().out
         monkeypatch.setenv("DOCKER_CERT_PATH", str(here / "others"))
         assert main(["zoo", "push", image]) == 1
         said = capsys.readouterr().err
-        assert f"the Docker engine at {address} cannot be used" in said and "certificate" in said
+        assert f"cannot use the Docker engine at {address}" in said and "certificate" in said
 
 
 @pytest.fixture(scope="module")

@@ -237,7 +237,7 @@ class ClusterContract:
             await hear(other, "w-0", ReplicaPhase.RUNNING)
             await other.stop("w-0", grace_seconds=10)
             mine, theirs = await asyncio.gather(*hearing)
-            assert mine == theirs
+            assert mine == theirs, f"{mine}\n{theirs}"
             await other.close()
 
         play(story)
