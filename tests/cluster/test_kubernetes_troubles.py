@@ -76,6 +76,19 @@ def test_a_mistake_of_our_own_is_not_taken_for_a_cluster_that_is_away(run: Run) 
     run(story(), 5)
 
 
+def test_what_a_kubelet_answers_without_a_log_is_not_the_end_of_it(run: Run) -> None:
+    answers = ["first\nlast\n", "unable to retrieve container logs for docker://48b1baa5"]
+
+    async def story() -> None:
+        async with serving(lambda _: web.Response(text=answers.pop(0))) as url:
+            api = KubernetesApi(Credentials(url))
+            assert await api.last_lines("/pods/w-0", "main", 1.0) == ["first", "last"]
+            assert await api.last_lines("/pods/w-0", "main", 1.0) == []
+            await api.close()
+
+    run(story(), 5)
+
+
 def test_events_of_a_closed_cluster_end(run: Run) -> None:
     async def story() -> None:
         async with serving(lambda _: web.json_response(NONE)) as url:

@@ -14,7 +14,7 @@ import aiohttp
 
 from elasticdl.cluster.kubernetes.credentials import Credentials
 from elasticdl.cluster.kubernetes.reading import Object
-from elasticdl.errors import Refused, Unreachable
+from elasticdl.errors import Refused, Unreachable, WireError
 
 JSON, MERGE_PATCH = "application/json", "application/merge-patch+json"
 
@@ -22,6 +22,8 @@ JSON, MERGE_PATCH = "application/json", "application/merge-patch+json"
 PASSING = frozenset({429, 500, 502, 503, 504})
 SHORT_WATCH_SECONDS = 1.0  # a server ends no watch sooner; pause before another watch
 _ENTER_SECONDS = 20.0  # a pod: its node starts a process in it
+LOG_LINES, _LOG_BYTES = 20, 64 * 1024
+_NO_LOG = "unable to retrieve container logs for "  # a kubelet's answer, with status 200, once it has removed the log
 _PAUSES = (0.1, 5.0)  # the first and the longest between two attempts
 
 
@@ -120,6 +122,15 @@ class KubernetesApi:
         except ApiRefused as refusal:
             if not refusal.missed:
                 raise
+
+    async def last_lines(self, pod_path: str, container: str, deadline_seconds: float) -> list[str]:
+        """The end of a container's log; empty if it is not available."""
+        params = {"tailLines": str(LOG_LINES), "limitBytes": str(_LOG_BYTES), "container": container}
+        try:
+            text = await self.text("GET", f"{pod_path}/log", params=params, deadline_seconds=deadline_seconds)
+        except WireError:
+            return []
+        return [] if text.startswith(_NO_LOG) else text.splitlines()[-LOG_LINES:]
 
     async def text(self, method: str, path: str, **how: Unpack[Asking]) -> str:
         body, params = how.get("body"), how.get("params")

@@ -36,7 +36,6 @@ from elasticdl.errors import Refused, Unreachable, WireError
 from elasticdl.job import names
 
 LEAST_GRACE_SECONDS = 2  # the least that a kubelet gives
-LOG_LINES, LOG_BYTES = 20, 64 * 1024
 INVESTIGATION_SECONDS = 2.0  # for the log and events of a pod that ended
 KILL_OVERDUE_SECONDS = 5.0
 # For a watch: renewed credentials, or the version of a new list, may help.
@@ -222,12 +221,8 @@ class KubernetesCluster:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         lines: list[str] = []
         events: list[dict[str, Any]] = []
-        limits = {"tailLines": str(LOG_LINES), "limitBytes": str(LOG_BYTES), "container": main_container(pod)}
-        with contextlib.suppress(WireError):  # then it reports less
-            if not deleted and ran:
-                path = f"{self._home}/pods/{name}/log"
-                text = await self._api.text("GET", path, params=limits, deadline_seconds=INVESTIGATION_SECONDS)
-                lines = text.splitlines()[-LOG_LINES:]
+        if not deleted and ran:
+            lines = await self._api.last_lines(self._path(name), main_container(pod), INVESTIGATION_SECONDS)
         with contextlib.suppress(WireError):
             if leaving(pod) and names.ANNOTATION_ENDING not in pod["metadata"].get("annotations", {}):
                 params = {"fieldSelector": f"involvedObject.uid={uid}"}

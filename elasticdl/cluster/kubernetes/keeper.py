@@ -36,7 +36,7 @@ LEAVING_SECONDS = 1.0  # between two reads of the Lease, while a master is being
 OVERDUE_SECONDS = 20.0  # after its grace period: its node is lost, and the pod would stay
 PATIENCE_SECONDS = 300.0  # without an answer of the API server
 STAY_SECONDS = (5.0, 20.0)  # at least, and then at most, of a grace period of 30
-LOG_LINES = 20
+LOG_SECONDS = 5.0  # to read the end of a log
 _TRIED_AGAIN = PASSING | {401, 410}
 
 
@@ -164,7 +164,8 @@ class Keeper:
 
     async def _ended(self, pod: Pod, uid: str) -> bool:
         """Handle a master that ended without a result; False if the job has ended."""
-        end = exit_of(pod, await self._last_lines(pod), ran=True)
+        path = f"{self._pods}/{self.master}"
+        end = exit_of(pod, await self.api.last_lines(path, main_container(pod), LOG_SECONDS), ran=True)
         for line in end.last_lines:
             log.info("master: %s", line)
         if end.from_outside:
@@ -223,13 +224,6 @@ class Keeper:
     async def _remove(self, pod: Pod) -> None:
         """Remove the pod at once, to free its name: it has ended, does not lead, or its node is lost."""
         await self.api.remove(f"{self._pods}/{self.master}", pod["metadata"]["uid"], grace_seconds=0)
-
-    async def _last_lines(self, pod: Pod) -> list[str]:
-        params = {"tailLines": str(LOG_LINES), "container": main_container(pod)}
-        with contextlib.suppress(ApiRefused, Unreachable):  # then there are no last lines
-            path = f"{self._pods}/{pod['metadata']['name']}/log"
-            return (await self.api.text("GET", path, params=params, deadline_seconds=5.0)).splitlines()
-        return []
 
     async def tell(self, pod: Pod, reason: str, message: str) -> None:
         """Log the message, and create an event of the master's pod, which `kubectl describe` shows."""
