@@ -22,7 +22,7 @@ from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.cluster.kubernetes.pods import folder_pod
 from elasticdl.cluster.kubernetes.reading import Object, Pod, exit_of, last_words, phase_of
 from elasticdl.cluster.kubernetes.submission import conclude
-from elasticdl.cluster.protocol import Cluster, ReplicaPhase, ReplicaRequest, ReplicaStatus
+from elasticdl.cluster.protocol import Cluster, ReplicaPhase, ReplicaRequest
 from elasticdl.errors import (
     JobFailed,
     Problem,
@@ -37,7 +37,7 @@ from elasticdl.files import write_durably
 from elasticdl.job import names, storage
 from elasticdl.job.spec import JobSpec
 from elasticdl.master import preflight, running
-from elasticdl.master.master import Master
+from elasticdl.master.master import Master, is_replica
 from elasticdl.master.running import Result
 
 log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ async def _sent_away(master: Master, stay_seconds: tuple[float, float] = STAY_SE
 
 async def _clear(cluster: KubernetesCluster) -> None:
     """End the replicas of a master whose journal is lost with its pod: they are of a job that begins anew."""
-    alive = {s.name for s in await cluster.list() if _replica(s) and s.phase is not ReplicaPhase.GONE}
+    alive = {s.name for s in await cluster.list() if is_replica(s) and s.phase is not ReplicaPhase.GONE}
     if not alive:
         return
     log.warning("The journal is gone, and what was trained: the job begins anew, without %s", ", ".join(sorted(alive)))
@@ -199,10 +199,6 @@ async def _clear(cluster: KubernetesCluster) -> None:
                     return
     except TimeoutError as error:
         raise Unreachable(f"{', '.join(sorted(alive))} did not end within {CLEAR_SECONDS:g} s") from error
-
-
-def _replica(status: ReplicaStatus) -> bool:
-    return status.role not in (names.MASTER, names.KEEPER)
 
 
 async def _make_home(place: Place) -> None:

@@ -99,7 +99,7 @@ class Master:
         """Until the job is over. The outcome is then in `job`."""
         if self.machine.outcome:
             return
-        listed = [r for r in await self.cluster.list() if _is_replica(r)]
+        listed = [r for r in await self.cluster.list() if is_replica(r)]
         running = tuple((r.name, r.uid) for r in listed if r.phase is not ReplicaPhase.GONE)
         running += self.side.unlisted()
         ended = tuple((r.name, r.uid) for r in listed if r.phase is ReplicaPhase.GONE)
@@ -290,14 +290,14 @@ class Master:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.streams.all_left(), grace)
         for replica in await self.cluster.list():
-            if _is_replica(replica) and replica.phase is not ReplicaPhase.GONE:
+            if is_replica(replica) and replica.phase is not ReplicaPhase.GONE:
                 await self._ask_cluster(self.cluster.stop(replica.name, 2.0))
         with contextlib.suppress(TimeoutError, Unreachable):
             await asyncio.wait_for(self._all_gone(), END_SECONDS)
         self.streams.finish()
 
     async def _all_gone(self) -> None:
-        there = [r for r in await self.cluster.list() if _is_replica(r)]
+        there = [r for r in await self.cluster.list() if is_replica(r)]
         alive = {r.name for r in there if r.phase is not ReplicaPhase.GONE}
         async with contextlib.aclosing(self.cluster.events()) as seen:
             while alive:
@@ -306,13 +306,13 @@ class Master:
                     alive.discard(replica.name)
 
 
-def _is_replica(status: ReplicaStatus) -> bool:
+def is_replica(status: ReplicaStatus) -> bool:
     """Not the master itself, nor the pod that brings it back."""
     return status.role not in (MASTER, KEEPER)
 
 
 def _event_of(replica: ReplicaStatus) -> e.Event | None:
-    if not _is_replica(replica):
+    if not is_replica(replica):
         return None
     if replica.phase is ReplicaPhase.RUNNING:
         return e.ReplicaStarted(replica.name, replica.uid)

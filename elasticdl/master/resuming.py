@@ -1,13 +1,33 @@
-"""Why a job cannot go on from a checkpoint: a place in the data means nothing in another order, or in other data."""
+"""What manifests of checkpoints have in common, and why a job cannot go on from a checkpoint.
+
+A place in the data means nothing in another order of records, or in other data.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from elasticdl.core.commands import PublishCheckpoint
+from elasticdl.core.plan import BadRecord
 from elasticdl.data.dataset import Dataset
 from elasticdl.errors import Problem
 from elasticdl.job.invalid import shown
 from elasticdl.job.spec import JobSpec
+
+KNOBS = ("minibatch_size", "max_step", "num_minibatches_per_task", "seed", "shuffle")  # they fix the order of records
+
+
+def manifest(
+    command: PublishCheckpoint, spec: JobSpec, training: Dataset, bad_records: Iterable[BadRecord]
+) -> dict[str, Any]:
+    return {
+        "cut": command.cut,
+        "version": command.position.version,
+        "bad_records": [(b.record, b.name, b.error) for b in bad_records],
+        "training_data": training.fingerprint(),
+        **{name: getattr(spec, name) for name in KNOBS},
+    }
 
 
 def made_with(spec: JobSpec, name: str, then: Any, now: Any = None) -> Problem:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.worker.session import Work
 
 Feed = Callable[[list[Any], str, Mapping[str, Any]], tuple[Any, Any]]
+Key = TypeVar("Key")
+Got = TypeVar("Got")
 AHEAD = 2
 NAMED = 20  # ranges of records in a message
 
@@ -95,36 +98,34 @@ def load(source: Source, epoch: int, start: int, stop: int, bad_records: tuple[i
     return Minibatch(features, labels, numbers)
 
 
-class Ahead:
-    """Reads and feeds the batches that come next while the current one is computed."""
+class ReadAhead(Generic[Key, Got]):
+    """Loads what comes next in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+        self._coming: dict[Key, Future[Got]] = {}
+
+    def take(self, wanted: Mapping[Key, Callable[[], Got]]) -> Got:
+        """The first of these; the others are loaded meanwhile, and what is no longer wanted is dropped."""
+        for key, load in wanted.items():
+            if key not in self._coming:
+                self._coming[key] = self.pool.submit(load)
+        for stale in [key for key in self._coming if key not in wanted]:
+            self._coming.pop(stale).cancel()
+        return self._coming.pop(next(iter(wanted))).result()
+
+
+class BatchesAhead:
+    """The batches of leases, read and fed ahead of the computation."""
 
     def __init__(self, feed: Feed, minibatch: int) -> None:
         self._feed, self._minibatch = feed, minibatch
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
-        self._coming: dict[tuple[str, int, int], Future[Minibatch]] = {}
+        self._ahead: ReadAhead[tuple[str, int, int], Minibatch] = ReadAhead()
 
-    def take(self, source: Source, work: Work, batch: int, then: list[tuple[Source, Work, int]]) -> Minibatch:
+    def take(self, source: Source, work: Work, batch: int, then: Sequence[tuple[Source, Work, int]]) -> Minibatch:
         """This batch; those in `then` are started meanwhile."""
-        current = self._start(source, work, batch)
-        wanted = {self._key(work, batch)}
-        for following in then[:AHEAD]:
-            self._start(*following)
-            wanted.add(self._key(following[1], following[2]))
-        for stale in [k for k in self._coming if k not in wanted]:
-            self._coming.pop(stale).cancel()
-        try:
-            return current.result()
-        finally:
-            self._coming.pop(self._key(work, batch), None)
-
-    def _key(self, work: Work, batch: int) -> tuple[str, int, int]:
-        return work.shard, work.attempt, batch
-
-    def _start(self, source: Source, work: Work, batch: int) -> Future[Minibatch]:
-        key = self._key(work, batch)
-        if key not in self._coming:
-            self._coming[key] = self._pool.submit(self._load, source, work, batch)
-        return self._coming[key]
+        wanted = [(source, work, batch), *then[:AHEAD]]
+        return self._ahead.take({(w.shard, w.attempt, n): partial(self._load, s, w, n) for s, w, n in wanted})
 
     def _load(self, source: Source, work: Work, batch: int) -> Minibatch:
         start = work.start + batch * self._minibatch

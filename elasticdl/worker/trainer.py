@@ -6,25 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from elasticdl.frameworks.arrays import Arrays
-from elasticdl.frameworks.metrics import MetricsAccumulator
 from elasticdl.frameworks.model_file import ModelFile
+from elasticdl.frameworks.replica.model_replica import ModelReplica
+from elasticdl.frameworks.trainable import Trainable
 from elasticdl.job import strategies
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.batches import Source
 
 
-class Built(Protocol):
-    """A model of whichever framework, built from a model file."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What users should know about it."""
-
-    def new_metrics(self) -> MetricsAccumulator: ...
-
-
 class Trainer(Protocol):
-    def build(self, spec: JobSpec, code: ModelFile, sample: Callable[[], Arrays]) -> Built:
+    def build(self, spec: JobSpec, code: ModelFile, sample: Callable[[], Arrays]) -> Trainable | ModelReplica:
         """The model as a worker builds it, for the check before a job starts. `sample` gives some records' features."""
 
     def work(self, spec: JobSpec, replica: str, code: ModelFile, sources: Mapping[str, Source]) -> int:

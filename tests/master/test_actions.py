@@ -20,7 +20,6 @@ from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
 from elasticdl.strategies.allreduce.core.saves import Save
 from elasticdl.strategies.allreduce.core.terms import AllreduceTerms
 from elasticdl.strategies.allreduce.master import AllreduceSide
-from elasticdl.strategies.parameter_servers.checkpoint import manifest
 from elasticdl.strategies.parameter_servers.master import ParameterServerSide
 from tests.master.replicas import DATA, job_spec
 from tests.master.sides import context
@@ -29,8 +28,10 @@ AT = Position(40, (0, 5), {"train/0/4": (1, 2)}, {0: EpochDone(40, 320)})
 
 
 def publish(home: Path, command: PublishCheckpoint, bad_records: Sequence[BadRecord] = (), job: str = "j") -> str:
-    spec = job_spec(home, job_name=job)
-    return CheckpointFolder(str(home), job).publish(command, manifest(command, spec, DATA, bad_records))
+    asked = context(home, job_name=job, checkpoint_dir=str(home))
+    side = ParameterServerSide(ParameterServerSide.begin(asked.spec, DATA, 0), asked)
+    side.machine.shards.searches.bad_records = list(bad_records)
+    return side.publish(command)
 
 
 def parts(home: Path, cut: int, job: str = "j", text: str = "rows") -> Path:

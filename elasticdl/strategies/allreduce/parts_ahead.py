@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from elasticdl.core.steps import Part, part_seed
 from elasticdl.errors import DataError, ModelError
 from elasticdl.frameworks.determinism import set_random_state
 from elasticdl.worker.bad_records import Sieve
-from elasticdl.worker.batches import Feed, Minibatch, Source
+from elasticdl.worker.batches import Feed, Minibatch, ReadAhead, Source
 
 AHEAD = 2
 TRIED = 2  # how often a feed is watched in the training thread before it may run in another
@@ -30,25 +30,17 @@ class PartsAhead:
 
     def __init__(self, source: Source, feed: Feed, seed: int) -> None:
         self._source, self._feed, self._seed = source, feed, seed
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
-        self._coming: dict[Part, Future[tuple[Minibatch | None, Any, Any]]] = {}
+        self._ahead: ReadAhead[Part, tuple[Minibatch | None, Any, Any]] = ReadAhead()
         self._watched, self.draws = 0, False
 
     def take(self, part: Part, then: Sequence[Part]) -> Minibatch:
         """The records of this part, less those that cannot be read or fed; those of `then` are started meanwhile."""
-        current = self._start(part)
-        wanted = {part, *then}
-        for following in then:
-            self._start(following)
-        for stale in [key for key in self._coming if key not in wanted]:
-            self._coming.pop(stale).cancel()
+        feed = self._watched >= TRIED and not self.draws
         try:
-            minibatch, records, numbers = current.result()
+            minibatch, records, numbers = self._ahead.take({p: partial(self._load, p, feed) for p in (part, *then)})
             return minibatch or self._feed_here(part, records, numbers)
         except (ModelError, DataError):
             pass  # it may be gone when it is tried again
-        finally:
-            self._coming.pop(part, None)
         found = self._sifted(part)
         if not found.records:
             return Minibatch(None, None, np.empty(0, np.int64), found.bad)
@@ -59,10 +51,10 @@ class PartsAhead:
         """Read in the thread that reads, fed in the one that calls."""
 
         def read(start: int, stop: int) -> tuple[list[Any], Any]:
-            return self._pool.submit(self._source.read, part.epoch, start, stop).result()
+            return self._ahead.pool.submit(self._source.read, part.epoch, start, stop).result()
 
         def number(position: int) -> int:
-            return self._pool.submit(self._source.number, part.epoch, position).result()
+            return self._ahead.pool.submit(self._source.number, part.epoch, position).result()
 
         def feed(records: list[Any]) -> None:
             set_random_state(part_seed(self._seed, part.step, part.virtual))
@@ -71,12 +63,6 @@ class PartsAhead:
         found = Sieve(read, feed, number)
         found.sift(part.start, part.stop)
         return found
-
-    def _start(self, part: Part) -> Future[tuple[Minibatch | None, Any, Any]]:
-        if part not in self._coming:
-            ahead = self._watched >= TRIED and not self.draws
-            self._coming[part] = self._pool.submit(self._load, part, ahead)
-        return self._coming[part]
 
     def _load(self, part: Part, feed: bool) -> tuple[Minibatch | None, Any, Any]:
         """Records, and what the feed makes of them if it may be called here."""

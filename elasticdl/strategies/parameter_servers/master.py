@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from elasticdl.core.checkpoints import Checkpoint
 from elasticdl.core.commands import Command, PublishCheckpoint
 from elasticdl.core.events import Event
-from elasticdl.core.plan import Plan
+from elasticdl.core.plan import BadRecord, EpochDone, Plan, Position
+from elasticdl.core.replicas import State
 from elasticdl.data.dataset import Dataset
-from elasticdl.errors import Problem
+from elasticdl.errors import JobFailed, Problem
 from elasticdl.files import File
 from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
-from elasticdl.master import terms
+from elasticdl.master import resuming, terms
 from elasticdl.master.side import Context, Effect, Program, Side
+from elasticdl.master.status import add_training
 from elasticdl.ps.snapshot import read_manifest
-from elasticdl.strategies.parameter_servers import checkpoint, messages, status
+from elasticdl.strategies.parameter_servers import messages
 from elasticdl.strategies.parameter_servers.by_hand import Hands
 from elasticdl.strategies.parameter_servers.core.machine import ParameterServerMachine
 from elasticdl.strategies.parameter_servers.core.terms import ParameterServerTerms
@@ -36,7 +40,16 @@ class ParameterServerSide(Side[ParameterServerMachine]):
 
     @classmethod
     def resume(cls, machine: ParameterServerMachine, directory: Path) -> None:
-        checkpoint.resume(machine, directory)
+        saved = read_manifest(directory)
+        done = {int(epoch): EpochDone(b, r) for epoch, (b, r) in saved["done"].items()}
+        position = Position(saved["version"], saved["next"], saved["open"], done)
+        try:
+            machine.shards.go_back(position)
+        except ValueError as error:
+            raise JobFailed(f"{directory}: {error}") from error
+        machine.shards.searches.bad_records = [BadRecord(*b) for b in saved["bad_records"]]
+        machine.evaluation.go_back(position.version)
+        machine.servers.checkpoints.known = [Checkpoint(str(directory), position, lasting=True)]
 
     @classmethod
     def checkpoint_files(cls, directory: Path) -> Iterable[File]:
@@ -44,7 +57,14 @@ class ParameterServerSide(Side[ParameterServerMachine]):
 
     @classmethod
     def checkpoint_problems(cls, directory: Path, spec: JobSpec, training: Dataset) -> list[Problem]:
-        return checkpoint.problems(directory, spec, training)
+        saved = read_manifest(directory)
+        then = dict(saved)
+        changed = [name for name in resuming.KNOBS if then[name] != getattr(spec, name)]
+        found = [resuming.made_with(spec, name, then[name]) for name in changed]
+        if (batches := saved.get("round_batches", 0)) != spec.round_batches:
+            mode = f"synchronous training with --grads_to_wait={batches}" if batches else "asynchronous training"
+            found.append(resuming.made_with(spec, "use_async", mode, spec.asynchronous))
+        return found + resuming.other_data(spec, saved["training_data"], training)
 
     def hear(self, replica: str, message: pb.FromReplica, now: float) -> Iterable[Event]:
         return [messages.event_of(replica, message)]
@@ -74,16 +94,48 @@ class ParameterServerSide(Side[ParameterServerMachine]):
     # Checkpoints, and what people see.
 
     def publish(self, command: PublishCheckpoint) -> str:
-        bad = self.machine.shards.searches.bad_records
-        return self.context.folder.publish(
-            command, checkpoint.manifest(command, self.context.spec, self.context.training, bad)
-        )
+        spec, at, bad = self.context.spec, command.position, self.machine.shards.searches.bad_records
+        manifest = resuming.manifest(command, spec, self.context.training, bad) | {
+            "files": {server: json.loads(part) for server, part in command.files},
+            "open": at.open,
+            "next": at.next,
+            "done": {str(epoch): (d.batches, d.records) for epoch, d in at.done.items()},
+            "round_batches": spec.round_batches,
+        }
+        return self.context.folder.publish(command, manifest)
 
     def phase(self) -> str:
-        return status.phase(self.machine)
+        job = self.machine
+        if job.servers.stopping:
+            return "stopping"
+        if job.shards.paused and job.servers.checkpoints.timeline > 1:
+            return "going back"
+        if job.shards.paused or (not job.shards.version and not job.shards.leased):
+            return "starting"
+        if job.closing.auditing and not job.closing.audited:
+            return "auditing"
+        if job.closing.exporting:
+            return "exporting"
+        if job.shards.trained_out:
+            return "evaluating"
+        return "training"
 
     def describe(self, out: pb.Status) -> None:
-        status.describe(self.machine, out)
+        job = self.machine
+        add_training(out, job, job.evaluation.done, job.shards.searches.bad_records)
+        out.timeline, out.rollbacks = job.servers.checkpoints.timeline, job.rollbacks
+        out.servers, out.servers_wanted = len(job.servers.names), job.servers.wanted
+        out.output, out.audit = job.closing.exported, job.closing.audited
+        out.skipped_batches = job.shards.skipped
+        leases: dict[str, list[str]] = {}
+        for s in sorted(job.shards.leased.values(), key=lambda s: s.turn):
+            leases.setdefault(s.worker, []).append(f"{s.id} {s.next_batch}/{s.batches}")
+        for r in out.replicas:
+            r.leases.extend(leases.get(r.name, []))
+            if r.state == State.JOINED and r.role == "worker" and not r.leases:
+                r.state = "waiting for work"
+        for epoch, done in sorted(job.shards.done.items()):
+            out.epochs_done.add(epoch=epoch, records=done.records, batches=done.batches)
 
 
 def terms_of(spec: JobSpec, training_records: int, validation_records: int) -> ParameterServerTerms:

@@ -23,7 +23,7 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.ps.client import Batch, Client, Interrupted, Resend, Stale, TimelineOver
 from elasticdl.strategies.parameter_servers import audit, finite
 from elasticdl.strategies.parameter_servers.dense import Dense
-from elasticdl.worker.batches import Ahead, Minibatch, Source, load
+from elasticdl.worker.batches import BatchesAhead, Minibatch, Source, load
 from elasticdl.worker.control import Control
 from elasticdl.worker.phases import Phases
 from elasticdl.worker.session import Work
@@ -66,7 +66,7 @@ class Worker:
         self.spec, self.model, self.code = spec, model, code
         self.training, self.validation = training, validation
         self.control, self.client = control, client
-        self.ahead = Ahead(code.feed, spec.minibatch_size)
+        self.ahead = BatchesAhead(code.feed, spec.minibatch_size)
         self._logged = -1
         self._evaluating = 0  # the view whose values the model holds
         self._timeline = 0  # the one in which the servers know the model
