@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import dataclass_transform
 
 from elasticdl.core.plan import Position
 from elasticdl.job.outcome import Outcome
 
 
-@dataclass(frozen=True)
+@dataclass_transform(frozen_default=True)
 class Command:
-    """Something the shell must do. Doing it twice is harmless."""
+    """Something the shell must do; every subclass is a frozen dataclass. Doing it twice is harmless."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
 
-@dataclass(frozen=True)
 class LaunchReplica(Command):
     role: str
     index: int
@@ -22,14 +25,12 @@ class LaunchReplica(Command):
     number: int = 0  # among those of its role: whoever comes for one that is gone has its number, but another index
 
 
-@dataclass(frozen=True)
 class StopReplica(Command):
     name: str
     reason: str
     grace_seconds: float
 
 
-@dataclass(frozen=True)
 class GrantLease(Command):
     worker: str
     shard: str
@@ -37,7 +38,6 @@ class GrantLease(Command):
     reason: str
 
 
-@dataclass(frozen=True)
 class RevokeLease(Command):
     worker: str
     shard: str
@@ -45,7 +45,6 @@ class RevokeLease(Command):
     reason: str
 
 
-@dataclass(frozen=True)
 class CloseLease(Command):
     """The worker may forget this lease: it is finished, or no longer its own."""
 
@@ -54,33 +53,28 @@ class CloseLease(Command):
     attempt: int
 
 
-@dataclass(frozen=True)
 class CloseShard(Command):
     """Every batch of the shard is committed: servers refuse it from now on."""
 
     shard: str
 
 
-@dataclass(frozen=True)
 class CloseEpoch(Command):
     epoch: int
 
 
-@dataclass(frozen=True)
 class TellMembers(Command):
     """Tell one replica (or all, when empty) where the servers are."""
 
     name: str = ""
 
 
-@dataclass(frozen=True)
 class IdentifyRecord(Command):
     shard: str
     epoch: int
     position: int
 
 
-@dataclass(frozen=True)
 class HoldServers(Command):
     """Hold pushes once `at` batches are applied (at once, where that is past)."""
 
@@ -89,7 +83,6 @@ class HoldServers(Command):
     server: str = ""  # empty: all of them
 
 
-@dataclass(frozen=True)
 class AdvanceServers(Command):
     """Let pushes through until each shard stands at its number, then hold again."""
 
@@ -98,7 +91,6 @@ class AdvanceServers(Command):
     server: str = ""
 
 
-@dataclass(frozen=True)
 class CutServers(Command):
     """Freeze the state of all servers as this cut."""
 
@@ -107,7 +99,6 @@ class CutServers(Command):
     server: str = ""
 
 
-@dataclass(frozen=True)
 class ReleaseServers(Command):
     """Let pushes through again."""
 
@@ -115,12 +106,10 @@ class ReleaseServers(Command):
     server: str = ""
 
 
-@dataclass(frozen=True)
 class DropView(Command):
     cut: int
 
 
-@dataclass(frozen=True)
 class PublishCheckpoint(Command):
     """Write the manifest of a saved cut: from now on it exists."""
 
@@ -130,7 +119,6 @@ class PublishCheckpoint(Command):
     lasting: bool
 
 
-@dataclass(frozen=True)
 class SettleSave(Command):
     """What a server wrote of a cut is part of a checkpoint, or never will be."""
 
@@ -139,12 +127,10 @@ class SettleSave(Command):
     server: str = ""  # empty: all of them
 
 
-@dataclass(frozen=True)
 class DeleteCheckpoints(Command):
     directories: tuple[str, ...]
 
 
-@dataclass(frozen=True)
 class RestoreServer(Command):
     """Forget everything and begin this timeline at a checkpoint; without a directory, with nothing."""
 
@@ -155,7 +141,6 @@ class RestoreServer(Command):
     servers: int  # how many there are from now on
 
 
-@dataclass(frozen=True)
 class ProposeWorld(Command):
     """Tell workers of the world to come: its members confirm it, others leave the present one for it."""
 
@@ -166,7 +151,6 @@ class ProposeWorld(Command):
     reason: str
 
 
-@dataclass(frozen=True)
 class StartWorld(Command):
     """Every member has confirmed: build the group, and begin at this state."""
 
@@ -178,7 +162,6 @@ class StartWorld(Command):
     directory: str  # the checkpoint that the first member reads first
 
 
-@dataclass(frozen=True)
 class SaveState(Command):
     """Have a worker write the state: at this step, or at the next one where that is past."""
 
@@ -187,7 +170,6 @@ class SaveState(Command):
     at: int
 
 
-@dataclass(frozen=True)
 class AskForStack(Command):
     """A worker is about to be put down because it stands still: have it say where."""
 
@@ -195,7 +177,6 @@ class AskForStack(Command):
     reason: str
 
 
-@dataclass(frozen=True)
 class ExportModel(Command):
     """Have a worker write the model, and say what the audit found."""
 
@@ -203,20 +184,17 @@ class ExportModel(Command):
     number: int = 0  # of the request: whoever was asked before gives way
 
 
-@dataclass(frozen=True)
 class ReportMetrics(Command):
     version: int
     metrics: str  # JSON
 
 
-@dataclass(frozen=True)
 class Announce(Command):
     """A decision to tell people, in the words in which it was made."""
 
     text: str
 
 
-@dataclass(frozen=True)
 class FinishJob(Command):
     outcome: Outcome
     reason: str

@@ -6,7 +6,7 @@ Every event is a frozen dataclass of plain values, so that the journal can write
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -23,24 +23,25 @@ class Holding:
     skipped: int = 0  # batches of it that moved nothing, since their gradients were not finite
 
 
-@dataclass(frozen=True)
+@dataclass_transform(frozen_default=True)
 class Event:
-    """Something that happened."""
+    """Something that happened; every subclass is a frozen dataclass."""
 
     # A loss may be NaN or infinite. JSON has no word for them; null could not be read back.
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_inf_nan="constants")
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
 
 # What the cluster saw.
 
 
-@dataclass(frozen=True)
 class ReplicaStarted(Event):
     name: str
     uid: str
 
 
-@dataclass(frozen=True)
 class ReplicaGone(Event):
     name: str
     uid: str
@@ -51,7 +52,6 @@ class ReplicaGone(Event):
     kind: str = ""  # what befell it, to be counted: preempted, evicted, deleted, crashed …
 
 
-@dataclass(frozen=True)
 class ReplicaHeldUp(Event):
     """A replica that was launched does not run yet, and the cluster says why; without a note, nothing holds it up."""
 
@@ -61,7 +61,6 @@ class ReplicaHeldUp(Event):
     note: str
 
 
-@dataclass(frozen=True)
 class MasterStarted(Event):
     """The master came (back) and listed the cluster: name and uid of each replica that is there, or was.
 
@@ -76,7 +75,6 @@ class MasterStarted(Event):
 # What the streams said.
 
 
-@dataclass(frozen=True)
 class ReplicaJoined(Event):
     name: str
     incarnation: str
@@ -88,7 +86,6 @@ class ReplicaJoined(Event):
     fingerprint: str = ""  # what its arithmetic depends on
 
 
-@dataclass(frozen=True)
 class ReplicaDropped(Event):
     """The stream broke; the process may well be alive."""
 
@@ -99,7 +96,6 @@ class ReplicaDropped(Event):
 # What workers report.
 
 
-@dataclass(frozen=True)
 class BatchesCommitted(Event):
     """Every server acknowledged all batches below `next_batch`."""
 
@@ -111,7 +107,6 @@ class BatchesCommitted(Event):
     skipped: int = 0  # of these, how many moved nothing
 
 
-@dataclass(frozen=True)
 class ShardCompleted(Event):
     """A shard that is not trained (evaluation, summary, export, probe) is finished."""
 
@@ -121,7 +116,6 @@ class ShardCompleted(Event):
     result: str = ""
 
 
-@dataclass(frozen=True)
 class BatchFailed(Event):
     """The user's code raised in a batch; the worker lives."""
 
@@ -132,7 +126,6 @@ class BatchFailed(Event):
     error: str
 
 
-@dataclass(frozen=True)
 class LeaseReturned(Event):
     """A worker gives a lease back because it is leaving or was refused by a server."""
 
@@ -142,14 +135,12 @@ class LeaseReturned(Event):
     reason: str
 
 
-@dataclass(frozen=True)
 class ReplicaLeaving(Event):
     """A replica heard SIGTERM: a worker takes no more leases, a server wants its part to be saved."""
 
     name: str
 
 
-@dataclass(frozen=True)
 class WorkerUnfit(Event):
     """The servers refuse the model itself: another worker would fare no better."""
 
@@ -157,7 +148,6 @@ class WorkerUnfit(Event):
     error: str
 
 
-@dataclass(frozen=True)
 class RecordIdentified(Event):
     """Which record stands at a position: the answer to `IdentifyRecord`."""
 
@@ -170,7 +160,6 @@ class RecordIdentified(Event):
 # What servers report.
 
 
-@dataclass(frozen=True)
 class ServerHeld(Event):
     """A server holds all pushes; `counters` says the next batch it expects of each open shard.
 
@@ -185,7 +174,6 @@ class ServerHeld(Event):
     coming: bool = False
 
 
-@dataclass(frozen=True)
 class ServerCut(Event):
     """A server pinned its part of the cut."""
 
@@ -193,7 +181,6 @@ class ServerCut(Event):
     cut: int
 
 
-@dataclass(frozen=True)
 class ServerWrote(Event):
     """A server's part of a saved cut is on disk, or could not be written."""
 
@@ -203,7 +190,6 @@ class ServerWrote(Event):
     error: str = ""
 
 
-@dataclass(frozen=True)
 class ServerRestored(Event):
     """A server stands at the checkpoint it was told to, or cannot read it."""
 
@@ -215,7 +201,6 @@ class ServerRestored(Event):
 # What workers of an all-reduce job report.
 
 
-@dataclass(frozen=True)
 class WorldConfirmed(Event):
     """A worker has left the world it was in, and will be in this one; what it holds is `state`."""
 
@@ -226,7 +211,6 @@ class WorldConfirmed(Event):
     records: int = 0  # that the steps of its state trained
 
 
-@dataclass(frozen=True)
 class WorldBroken(Event):
     """An exchange failed, or a group could not be built."""
 
@@ -238,7 +222,6 @@ class WorldBroken(Event):
     unreadable: str = ""  # the checkpoint that could not be read, where that was the trouble
 
 
-@dataclass(frozen=True)
 class WorldFormed(Event):
     """A member's group stands, and it holds the state."""
 
@@ -249,7 +232,6 @@ class WorldFormed(Event):
     copied_bytes: int = 0
 
 
-@dataclass(frozen=True)
 class StepsCommitted(Event):
     """So many steps are in the model; said now and then."""
 
@@ -261,14 +243,12 @@ class StepsCommitted(Event):
     records: int = 0  # trained by those steps
 
 
-@dataclass(frozen=True)
 class ModelEvaluated(Event):
     worker: str
     version: int
     metrics: str  # JSON
 
 
-@dataclass(frozen=True)
 class ModelExported(Event):
     worker: str
     directory: str
@@ -277,7 +257,6 @@ class ModelExported(Event):
     number: int = 0  # of the request that it answers; 0: not said
 
 
-@dataclass(frozen=True)
 class RecordLeftOut(Event):
     """A worker left a record out of its part, since it cannot be read or fed; whoever meets it says so."""
 
@@ -287,7 +266,6 @@ class RecordLeftOut(Event):
     error: str
 
 
-@dataclass(frozen=True)
 class WorkerHung(Event):
     """A worker stands still while others wait for it."""
 
@@ -299,7 +277,6 @@ class WorkerHung(Event):
 # What the shell did.
 
 
-@dataclass(frozen=True)
 class CheckpointPublished(Event):
     """The manifest of a saved cut is on disk (or could not be written): the answer to `PublishCheckpoint`."""
 
@@ -311,25 +288,21 @@ class CheckpointPublished(Event):
 # What people and the clock say.
 
 
-@dataclass(frozen=True)
 class StopRequested(Event):
     reason: str
 
 
-@dataclass(frozen=True)
 class ScaleRequested(Event):
     role: str  # "worker" or "ps"
     count: int
 
 
-@dataclass(frozen=True)
 class WorkerCame(Event):
     """Somebody started a worker by hand, and it asked for its part."""
 
     index: int
 
 
-@dataclass(frozen=True)
 class TimePassed(Event):
     pass
 

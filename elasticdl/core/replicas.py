@@ -9,18 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from elasticdl.core.commands import Announce, Command, FinishJob, LaunchReplica, StopReplica
-from elasticdl.core.events import (
-    Event,
-    MasterStarted,
-    ReplicaDropped,
-    ReplicaGone,
-    ReplicaHeldUp,
-    ReplicaJoined,
-    ReplicaStarted,
-    TimePassed,
-    WorkerCame,
-)
+from elasticdl.core import commands as c
+from elasticdl.core import events as e
 from elasticdl.job.names import replica_name
 from elasticdl.job.outcome import Outcome
 
@@ -121,31 +111,31 @@ class Replicas:
         slots = [Slot(role, n, reason=INITIAL.get(role, role)) for role, count in wanted.items() for n in range(count)]
         return cls(job, budget, slots)
 
-    def handle(self, event: Event, now: float) -> list[Command]:
-        out: list[Command] = []
+    def handle(self, event: e.Event, now: float) -> list[c.Command]:
+        out: list[c.Command] = []
         match event:
-            case MasterStarted(running, ended, waiting):
+            case e.MasterStarted(running, ended, waiting):
                 self._master_started(dict(running), dict(ended), waiting, now, out)
-            case ReplicaStarted(name, uid):
+            case e.ReplicaStarted(name, uid):
                 self._started(name, uid, now)
-            case ReplicaGone(name, uid, cause, reason, last_lines):
+            case e.ReplicaGone(name, uid, cause, reason, last_lines):
                 self._count(event)
                 self._gone(name, uid, cause, reason, last_lines, now, out)
-            case ReplicaHeldUp(name, uid, kind, note):
+            case e.ReplicaHeldUp(name, uid, kind, note):
                 self._held_up(name, uid, kind, note)
-            case ReplicaJoined(name, incarnation, address):
+            case e.ReplicaJoined(name, incarnation, address):
                 r = self.replicas.get(name)
                 if r is not None and self.admits(name, incarnation):
                     r.incarnation, r.address = incarnation, address
                     self.slots[r.slot].turned_away = 0
                     self._enter(r, State.JOINED, now)
-            case ReplicaDropped(name, incarnation):
+            case e.ReplicaDropped(name, incarnation):
                 r = self.replicas.get(name)
                 if r is not None and r.state is State.JOINED and r.incarnation == incarnation:
                     self._enter(r, State.LOST_TOUCH, now)
-            case WorkerCame(index):
+            case e.WorkerCame(index):
                 self._came(index, now, out)
-            case TimePassed():
+            case e.TimePassed():
                 self._overdue(now, out)
             case _:
                 return []
@@ -190,7 +180,7 @@ class Replicas:
 
     # How many.
 
-    def resize(self, role: str, count: int, now: float) -> list[Command]:
+    def resize(self, role: str, count: int, now: float) -> list[c.Command]:
         """Have so many replicas of a role: make places, or send some away; of workers those that do least."""
         slots = [s for s in self.slots if s.role == role]
         if role != "ps":
@@ -201,7 +191,7 @@ class Replicas:
                 slot.reason = f"scaling to {count}"
         for number in range(len(slots), count):
             self.slots.append(Slot(role, number, due=now, reason=f"scaling to {count}", on_trial=True))
-        out: list[Command] = []
+        out: list[c.Command] = []
         for slot in slots[count:]:
             slot.wanted = False
             r = self.replicas.get(slot.replica)
@@ -217,12 +207,12 @@ class Replicas:
             return 3
         return {State.JOINED: 0, State.LOST_TOUCH: 1}.get(r.state, 2)
 
-    def _dismiss(self, r: Replica, reason: str, now: float, out: list[Command]) -> None:
+    def _dismiss(self, r: Replica, reason: str, now: float, out: list[c.Command]) -> None:
         """Nobody takes its place. A worker may finish its batch; a server's part is held by others already."""
         if r.role == "ps":
             self._enter(r, State.STOPPING, now, reason)
             r.cause = PREEMPTED
-        out.append(StopReplica(r.name, reason, 0.0 if r.role == "ps" else GRACE_SECONDS))
+        out.append(c.StopReplica(r.name, reason, 0.0 if r.role == "ps" else GRACE_SECONDS))
 
     # Steps.
 
@@ -239,7 +229,7 @@ class Replicas:
             self._enter(r, State.RUNNING, now)
             r.incarnation = ""
 
-    def _came(self, index: int, now: float, out: list[Command]) -> None:
+    def _came(self, index: int, now: float, out: list[c.Command]) -> None:
         """A worker that nobody launched has a place of its own, which nobody fills once it is gone."""
         name = replica_name(self.job, "worker", index)
         r = self.replicas.get(name)
@@ -248,7 +238,7 @@ class Replicas:
         self.slots.append(Slot("worker", index, name, wanted=False))
         self.next_index["worker"] = max(self.next_index.get("worker", 0), index + 1)
         self.replicas[name] = Replica(name, "worker", index, len(self.slots) - 1, State.RUNNING, since=now)
-        out.append(Announce(f"{name} was started by hand"))
+        out.append(c.Announce(f"{name} was started by hand"))
 
     def _held_up(self, name: str, uid: str, kind: str, note: str) -> None:
         r = self.replicas.get(name)
@@ -259,7 +249,7 @@ class Replicas:
             self.incidents[kind] = self.incidents.get(kind, 0) + 1
         r.held_up = kind
 
-    def _count(self, event: ReplicaGone) -> None:
+    def _count(self, event: e.ReplicaGone) -> None:
         """What befell a replica; one that we stop or sent away ends as we wanted, unless the cluster says otherwise."""
         r = self.replicas.get(event.name)
         if r is None or self.finished or not event.kind or not self.concerns(event.name, event.uid):
@@ -269,7 +259,7 @@ class Replicas:
             self.incidents[event.kind] = self.incidents.get(event.kind, 0) + 1
 
     def _master_started(
-        self, running: dict[str, str], ended: dict[str, str], waiting: tuple[str, ...], now: float, out: list[Command]
+        self, running: dict[str, str], ended: dict[str, str], waiting: tuple[str, ...], now: float, out: list[c.Command]
     ) -> None:
         """Compare what the journal says with what is there."""
         for r in list(self.replicas.values()):
@@ -280,7 +270,7 @@ class Replicas:
                 if r.state is State.JOINED:
                     self._enter(r, State.LOST_TOUCH, now, "the master restarted")
                 elif r.state is State.STOPPING:
-                    out.append(StopReplica(r.name, r.detail, 0.0))
+                    out.append(c.StopReplica(r.name, r.detail, 0.0))
                 else:
                     r.since = now
             elif r.state is State.LAUNCHED and r.name in ended and ended[r.name] not in self.slots[r.slot].past:
@@ -290,11 +280,11 @@ class Replicas:
             else:
                 self._gone(r.name, r.uid, PREEMPTED, "ended while the master was away", (), now, out)
 
-    def _launch(self, r: Replica, reason: str) -> LaunchReplica:
+    def _launch(self, r: Replica, reason: str) -> c.LaunchReplica:
         slot = self.slots[r.slot]
-        return LaunchReplica(r.role, r.index, reason, MEMORY_GROWTH**slot.memory_raises, slot.number)
+        return c.LaunchReplica(r.role, r.index, reason, MEMORY_GROWTH**slot.memory_raises, slot.number)
 
-    def _fill(self, now: float, out: list[Command]) -> None:
+    def _fill(self, now: float, out: list[c.Command]) -> None:
         if self.finished:
             return
         for position, slot in enumerate(self.slots):
@@ -315,7 +305,14 @@ class Replicas:
         return next(number for number in range(len(taken) + 1) if number not in taken)
 
     def _gone(
-        self, name: str, uid: str, cause: str, reason: str, last_lines: tuple[str, ...], now: float, out: list[Command]
+        self,
+        name: str,
+        uid: str,
+        cause: str,
+        reason: str,
+        last_lines: tuple[str, ...],
+        now: float,
+        out: list[c.Command],
     ) -> None:
         if not self.concerns(name, uid):
             return
@@ -333,7 +330,7 @@ class Replicas:
             self._vacate(r, cause, why, last_lines, now, out)
 
     def _vacate(
-        self, r: Replica, cause: str, reason: str, last_lines: tuple[str, ...], now: float, out: list[Command]
+        self, r: Replica, cause: str, reason: str, last_lines: tuple[str, ...], now: float, out: list[c.Command]
     ) -> None:
         slot = self.slots[r.slot]
         slot.replica, slot.due = "", now
@@ -362,26 +359,26 @@ class Replicas:
                 return
             if slot.crashes > allowed:
                 self.finished = True
-                out.append(FinishJob(Outcome.FAILED, f"{replace(lost, failures=slot.crashes)}\n{tail}".rstrip()))
+                out.append(c.FinishJob(Outcome.FAILED, f"{replace(lost, failures=slot.crashes)}\n{tail}".rstrip()))
                 return
             wait = BACKOFF_SECONDS[min(slot.crashes, len(BACKOFF_SECONDS)) - 1]
             slot.due = now + wait
             then = f"; restart {slot.crashes} of {allowed} in {wait:g} s"
         slot.reason = f"replaces {r.name}, {reason}{then}"
-        out.append(Announce(f"{lost}{then}"))
+        out.append(c.Announce(f"{lost}{then}"))
 
-    def _overdue(self, now: float, out: list[Command]) -> None:
+    def _overdue(self, now: float, out: list[c.Command]) -> None:
         for r in list(self.replicas.values()):
             if r.state is State.RUNNING and now >= r.since + self.budget.start_seconds:
                 self.replace(r.name, CRASHED, f"did not connect within {self.budget.start_seconds:g} s", now, out)
             elif r.state is State.LOST_TOUCH and now >= r.since + self.budget.reconnect_seconds:
                 self.replace(r.name, PREEMPTED, f"silent for {self.budget.reconnect_seconds:g} s", now, out)
 
-    def replace(self, name: str, cause: str, reason: str, now: float, out: list[Command]) -> None:
+    def replace(self, name: str, cause: str, reason: str, now: float, out: list[c.Command]) -> None:
         """Stop a replica that is there but of no use, and fill its slot anew; a server's once it is gone."""
         r = self.replicas[name]
         self._enter(r, State.STOPPING, now, reason)
         r.cause = cause
-        out.append(StopReplica(name, reason, 0.0))
+        out.append(c.StopReplica(name, reason, 0.0))
         if r.role != "ps":
             self._vacate(r, cause, reason, (), now, out)

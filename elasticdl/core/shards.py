@@ -8,27 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from elasticdl.core.commands import (
-    Announce,
-    CloseEpoch,
-    CloseLease,
-    CloseShard,
-    Command,
-    FinishJob,
-    GrantLease,
-    RevokeLease,
-)
-from elasticdl.core.events import (
-    BatchesCommitted,
-    BatchFailed,
-    Event,
-    Holding,
-    LeaseReturned,
-    RecordIdentified,
-    ReplicaJoined,
-    ReplicaLeaving,
-    ShardCompleted,
-)
+from elasticdl.core import commands as c
+from elasticdl.core import events as e
 from elasticdl.core.plan import EpochDone, Kind, Plan, Position, Shard, put
 from elasticdl.core.searches import Searches
 from elasticdl.job.outcome import Outcome
@@ -36,8 +17,7 @@ from elasticdl.job.outcome import Outcome
 REFUSALS = 4  # a lease given back again and again for the same reason will never be worked on
 
 
-@dataclass(frozen=True)
-class WorkerLost(Event):
+class WorkerLost(e.Event):
     """A worker is gone for good; `blame` when it died of what it was computing, or did not come to an end with it."""
 
     worker: str
@@ -46,8 +26,7 @@ class WorkerLost(Event):
     hung: bool = False
 
 
-@dataclass(frozen=True)
-class ShardsAdded(Event):
+class ShardsAdded(e.Event):
     """Evaluation, summary and export shards, asked for by the other machines."""
 
     shards: tuple[Shard, ...]
@@ -83,39 +62,39 @@ class Shards:
 
     # The one mutator.
 
-    def handle(self, event: Event, now: float) -> list[Command]:
-        out: list[Command] = []
+    def handle(self, event: e.Event, now: float) -> list[c.Command]:
+        out: list[c.Command] = []
         match event:
-            case ReplicaJoined(name, _, _, holdings, capacity):
+            case e.ReplicaJoined(name, _, _, holdings, capacity):
                 self._joined(name, holdings, capacity, now, out)
             case WorkerLost(worker, reason, blame, hung):
                 self._lost(worker, reason, blame, out, hung)
-            case ReplicaLeaving(worker):
+            case e.ReplicaLeaving(worker):
                 if worker in self.seats:
                     self.seats[worker].leaving = True
-            case BatchesCommitted(worker, shard, attempt, next_batch, _, skipped):
+            case e.BatchesCommitted(worker, shard, attempt, next_batch, _, skipped):
                 self._committed(worker, shard, attempt, next_batch, skipped, now, out)
-            case ShardCompleted(worker, shard, attempt, result):
+            case e.ShardCompleted(worker, shard, attempt, result):
                 self._completed(worker, shard, attempt, result, out)
-            case BatchFailed(worker, shard, attempt, _, error):
+            case e.BatchFailed(worker, shard, attempt, _, error):
                 held = self._held(worker, shard, attempt)
                 if held is not None:
-                    out.append(CloseLease(worker, shard, attempt))
+                    out.append(c.CloseLease(worker, shard, attempt))
                     self._take_back(held, out)
                     self._strike(held, error, out)
-            case LeaseReturned(worker, shard, attempt, reason):
+            case e.LeaseReturned(worker, shard, attempt, reason):
                 held = self._held(worker, shard, attempt)
                 if held is not None:
-                    out.append(CloseLease(worker, shard, attempt))
+                    out.append(c.CloseLease(worker, shard, attempt))
                     self._take_back(held, out)
                     leaving = worker not in self.seats or self.seats[worker].leaving
                     held.refusals += 0 if leaving else 1
                     if held.refusals > REFUSALS:
-                        out.append(FinishJob(Outcome.FAILED, f"{shard} was returned {held.refusals} times: {reason}"))
+                        out.append(c.FinishJob(Outcome.FAILED, f"{shard} was returned {held.refusals} times: {reason}"))
             case ShardsAdded(shards):
                 for s in shards:
                     put(self.waiting, s)
-            case RecordIdentified(shard, position, record, name):
+            case e.RecordIdentified(shard, position, record, name):
                 self.searches.identified(shard, position, record, name, self.waiting, out)
             case _:
                 return []
@@ -168,9 +147,9 @@ class Shards:
         for s in self.leased.values():
             s.since = now
 
-    def resume(self, now: float) -> list[Command]:
+    def resume(self, now: float) -> list[c.Command]:
         """Lease out what can be leased, after `paused` or `draining` changed."""
-        out: list[Command] = []
+        out: list[c.Command] = []
         self._grant(now, out)
         return out
 
@@ -178,7 +157,7 @@ class Shards:
 
     def position(self, counters: Mapping[str, int]) -> Position:
         """Where the data stands when the servers have applied these batches of the open shards."""
-        at = Position(self.version, self._fresh(), {}, {e: replace(d) for e, d in self.done.items()})
+        at = Position(self.version, self._fresh(), {}, {epoch: replace(d) for epoch, d in self.done.items()})
         for s in self.open_training():
             reached = max(counters.get(s.id, 0), s.next_batch)
             done = at.done.setdefault(s.round, EpochDone())
@@ -197,7 +176,7 @@ class Shards:
         """Be as at this position. Leases made from now on are newer than any made before."""
         self.attempts_before = self.highest_attempt
         self.epoch, self.index = to.next
-        self.done = {e: replace(d) for e, d in to.done.items()}
+        self.done = {epoch: replace(d) for epoch, d in to.done.items()}
         self.version = to.version
         self.leased.clear()
         self.waiting.clear()
@@ -210,7 +189,9 @@ class Shards:
 
     # Steps.
 
-    def _joined(self, name: str, holdings: tuple[Holding, ...], capacity: int, now: float, out: list[Command]) -> None:
+    def _joined(
+        self, name: str, holdings: tuple[e.Holding, ...], capacity: int, now: float, out: list[c.Command]
+    ) -> None:
         leaving = capacity == 0 or (name in self.seats and self.seats[name].leaving)
         self.seats[name] = Seat(capacity, leaving)
         known = {(h.shard, h.attempt) for h in holdings}
@@ -220,16 +201,16 @@ class Shards:
         for h in holdings:
             held = self._held(name, h.shard, h.attempt)
             if held is None:
-                out.append(CloseLease(name, h.shard, h.attempt))
+                out.append(c.CloseLease(name, h.shard, h.attempt))
             elif h.completed and held.kind is not Kind.TRAIN:
                 self._completed(name, h.shard, h.attempt, h.result, out)
             else:
                 self._committed(name, h.shard, h.attempt, h.next_batch, h.skipped, now, out)
         for s in sorted(self.leased.values(), key=lambda s: s.turn):
             if s.worker == name and (s.id, s.attempt) not in known:
-                out.append(GrantLease(name, s.id, s.attempt, "the worker had not received this lease"))
+                out.append(c.GrantLease(name, s.id, s.attempt, "the worker had not received this lease"))
 
-    def _lost(self, worker: str, reason: str, blame: bool, out: list[Command], hung: bool = False) -> None:
+    def _lost(self, worker: str, reason: str, blame: bool, out: list[c.Command], hung: bool = False) -> None:
         self.seats.pop(worker, None)
         held = sorted((s for s in self.leased.values() if s.worker == worker), key=self._turn)
         for place, s in enumerate(held):
@@ -238,26 +219,26 @@ class Shards:
             if blame and place == 0:  # a worker works on its leases in this order
                 self._strike(s, reason, out, hung)
             elif s.kind is Kind.TRAIN:
-                out.append(Announce(f"Returned shard {s.id} at batch {s.next_batch} of {s.batches}: {reason}"))
+                out.append(c.Announce(f"Returned shard {s.id} at batch {s.next_batch} of {s.batches}: {reason}"))
 
     def _held(self, worker: str, shard_id: str, attempt: int) -> Shard | None:
         s = self.leased.get(shard_id)
         return s if s is not None and s.worker == worker and s.attempt == attempt else None
 
-    def _strike(self, s: Shard, error: str, out: list[Command], hung: bool = False) -> None:
+    def _strike(self, s: Shard, error: str, out: list[c.Command], hung: bool = False) -> None:
         self.searches.strike(s, error, self.plan, self.version == 0, self.waiting, out, hung)
 
-    def _take_back(self, s: Shard, out: list[Command]) -> None:
+    def _take_back(self, s: Shard, out: list[c.Command]) -> None:
         del self.leased[s.id]
         s.worker = ""
         put(self.waiting, s)
 
     def _committed(
-        self, worker: str, shard_id: str, attempt: int, next_batch: int, skipped: int, now: float, out: list[Command]
+        self, worker: str, shard_id: str, attempt: int, next_batch: int, skipped: int, now: float, out: list[c.Command]
     ) -> None:
         s = self._held(worker, shard_id, attempt)
         if s is None:
-            out.append(CloseLease(worker, shard_id, attempt))
+            out.append(c.CloseLease(worker, shard_id, attempt))
             return
         if s.kind is Kind.TRAIN:
             self._advance(s, next_batch)
@@ -266,13 +247,13 @@ class Shards:
         if skipped > s.skipped:
             self.skipped += skipped - s.skipped
             s.skipped = skipped
-            out.append(Announce(f"Skipped a batch of shard {s.id}: non-finite gradients"))
+            out.append(c.Announce(f"Skipped a batch of shard {s.id}: non-finite gradients"))
         if s.kind is Kind.TRAIN and s.next_batch >= s.batches:
             del self.leased[s.id]
             self._count_rounds(now)
-            out += [CloseLease(worker, shard_id, attempt), CloseShard(shard_id)]
+            out += [c.CloseLease(worker, shard_id, attempt), c.CloseShard(shard_id)]
             if self.done[s.round].records == self.plan.epoch_records(s.round):
-                out.append(CloseEpoch(s.round))
+                out.append(c.CloseEpoch(s.round))
 
     def _advance(self, s: Shard, next_batch: int) -> None:
         done = self.done.setdefault(s.round, EpochDone())
@@ -294,11 +275,11 @@ class Shards:
         if version > self.version:
             self.version, self.version_since = version, now
 
-    def _completed(self, worker: str, shard_id: str, attempt: int, result: str, out: list[Command]) -> None:
+    def _completed(self, worker: str, shard_id: str, attempt: int, result: str, out: list[c.Command]) -> None:
         s = self._held(worker, shard_id, attempt)
         if s is not None and s.kind is Kind.TRAIN:
             return  # only its batches can finish it
-        out.append(CloseLease(worker, shard_id, attempt))
+        out.append(c.CloseLease(worker, shard_id, attempt))
         if s is None:
             return
         del self.leased[s.id]
@@ -339,7 +320,7 @@ class Shards:
             self.epoch, self.index = epoch, index + 1
         return fresh
 
-    def _grant(self, now: float, out: list[Command]) -> None:
+    def _grant(self, now: float, out: list[c.Command]) -> None:
         """Hand out shards until every seat is full, one to each worker in turn, the emptiest first.
 
         A probe or a suspect has its worker to itself: if that worker dies, nothing else can have been the reason.
@@ -371,9 +352,9 @@ class Shards:
             self.turns += 1
             s.turn = self.turns
             self.leased[s.id] = s
-            out.append(GrantLease(worker, s.id, s.attempt, reason))
+            out.append(c.GrantLease(worker, s.id, s.attempt, reason))
 
-    def _make_room(self, needed: Shard | None, workers: Collection[str], out: list[Command]) -> bool:
+    def _make_room(self, needed: Shard | None, workers: Collection[str], out: list[c.Command]) -> bool:
         """In synchronous training: take batches of later rounds from a worker, for one that all of them wait for.
 
         Whether there is room now. A later round is not begun before the earlier one is whole, so little is lost.
@@ -390,7 +371,7 @@ class Shards:
             if not later or (needed.alone and len(later) < len(leases)):
                 continue
             for s in later if needed.alone else later[-1:]:
-                out.append(RevokeLease(s.worker, s.id, s.attempt, f"{needed.id} comes first"))
+                out.append(c.RevokeLease(s.worker, s.id, s.attempt, f"{needed.id} comes first"))
                 self._take_back(s, out)
             return True
         return False

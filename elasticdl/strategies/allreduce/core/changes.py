@@ -8,18 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from elasticdl.core.commands import Announce, Command, ProposeWorld, StartWorld
-from elasticdl.core.events import (
-    Event,
-    ReplicaDropped,
-    ReplicaGone,
-    ReplicaJoined,
-    StepsCommitted,
-    WorkerHung,
-    WorldBroken,
-    WorldConfirmed,
-    WorldFormed,
-)
+from elasticdl.core import commands as c
+from elasticdl.core import events as e
 
 SOMEBODY = ""  # a world broke, and it is not known yet who is lost
 
@@ -83,48 +73,48 @@ class Changes:
     under_way: Change | None = None
     done: list[Change] = field(default_factory=list)
 
-    def heard(self, event: Event, commands: Iterable[Command], training: bool, now: float) -> list[Command]:
+    def heard(self, event: e.Event, commands: Iterable[c.Command], training: bool, now: float) -> list[c.Command]:
         """After the job has decided; a change that is over is told of."""
         self._look_for_signs(event, now)
         for command in commands:
-            if isinstance(command, ProposeWorld) and command.generation > self.generation:
+            if isinstance(command, c.ProposeWorld) and command.generation > self.generation:
                 self._proposed(command, now)
-            elif isinstance(command, StartWorld) and self.under_way is not None and not self.under_way.started:
+            elif isinstance(command, c.StartWorld) and self.under_way is not None and not self.under_way.started:
                 self.under_way.started = now
         change = self.under_way
         if change is None:
             return []
         match event:
-            case WorldConfirmed(_, generation, _, left_seconds) if generation == change.generation:
+            case e.WorldConfirmed(_, generation, _, left_seconds) if generation == change.generation:
                 change.abort_seconds = max(change.abort_seconds, left_seconds)
-            case WorldFormed(_, generation, _, copy_seconds, copied_bytes) if generation == change.generation:
+            case e.WorldFormed(_, generation, _, copy_seconds, copied_bytes) if generation == change.generation:
                 change.copy_seconds = max(change.copy_seconds, copy_seconds)
                 change.copied_bytes = max(change.copied_bytes, copied_bytes)
         if training and change.formed is None:
             change.formed = now
-        if isinstance(event, StepsCommitted) and event.generation == change.generation and event.first_step_seconds:
+        if isinstance(event, e.StepsCommitted) and event.generation == change.generation and event.first_step_seconds:
             change.first_step_seconds = event.first_step_seconds
             return self._over(change)
         return []
 
-    def _look_for_signs(self, event: Event, now: float) -> None:
+    def _look_for_signs(self, event: e.Event, now: float) -> None:
         match event:
-            case ReplicaGone(name, _, _, _, _, at):
+            case e.ReplicaGone(name, _, _, _, _, at):
                 self._sign(name, at, now)
-            case ReplicaDropped(name):
+            case e.ReplicaDropped(name):
                 self._sign(name, now, now)
-            case WorkerHung(name, _, since):
+            case e.WorkerHung(name, _, since):
                 self._sign(name, since, now)
-            case WorldBroken(_, generation) if generation == self.generation:
+            case e.WorldBroken(_, generation) if generation == self.generation:
                 self._sign(SOMEBODY, now, now)
-            case ReplicaJoined(name):
+            case e.ReplicaJoined(name):
                 self.signs.pop(name, None)  # it was out of touch only
 
     def _sign(self, name: str, at: float, now: float) -> None:
         if self.under_way is None:
             self.signs[name] = min(self.signs.get(name, now), at or now)
 
-    def _proposed(self, proposal: ProposeWorld, now: float) -> None:
+    def _proposed(self, proposal: c.ProposeWorld, now: float) -> None:
         self.generation = proposal.generation
         if self.under_way is None:
             lost = [n for n in self.members if n not in proposal.members]
@@ -136,11 +126,11 @@ class Changes:
         if proposal.reason not in change.why:
             change.why.append(proposal.reason)
 
-    def _over(self, change: Change) -> list[Command]:
+    def _over(self, change: Change) -> list[c.Command]:
         self.done.append(change)
         self.members, self.under_way = change.members, None
         self.signs.clear()
-        return [Announce(f"Generation {change.generation}: {change}")]
+        return [c.Announce(f"Generation {change.generation}: {change}")]
 
 
 def in_words(seconds: float) -> str:

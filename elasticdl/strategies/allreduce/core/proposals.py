@@ -109,6 +109,10 @@ def _ready(count: int) -> str:
     return "1 worker is ready" if count == 1 else f"{count} workers are ready"
 
 
+def _changed(scene: Scene) -> Decision:
+    return _propose(scene, scene.urgent, "the available workers changed")
+
+
 NOBODY_TRAINS = (
     Rule(
         "enough workers are ready",
@@ -127,29 +131,21 @@ PROPOSED = (
         lambda s: bool(s.silent) or (bool(s.lost) and not s.urgent),
         lambda s: _propose(s, s.urgent or bool(s.lost), _missing(s)),
     ),
-    Rule(
-        "a worker outside brings what all members lack",
-        lambda s: s.rescued,
-        lambda s: _propose(s, s.urgent, "the available workers changed"),
-    ),
+    Rule("a worker outside brings what all members lack", lambda s: s.rescued, _changed),
     Rule(
         "other workers should train, and the step can still be finished",
         lambda s: not s.urgent and set(s.desired) != set(s.members),
-        lambda s: _propose(s, s.urgent, "the available workers changed"),
+        _changed,
     ),
     Rule(
         "a member should not train, and none has confirmed",
         lambda s: not set(s.members) <= set(s.desired) and not s.confirmed,
-        lambda s: _propose(s, s.urgent, "the available workers changed"),
+        _changed,
     ),
     Rule("nothing speaks against it", lambda s: True, lambda s: START),
 )
 RUNNING = (
-    Rule(
-        "a member is gone",
-        lambda s: bool(s.lost),
-        lambda s: _propose(s, True, f"{s.lost} is gone"),
-    ),
+    Rule("a member is gone", lambda s: bool(s.lost), lambda s: _propose(s, True, f"{s.lost} is gone")),
     Rule(
         "the world is being formed, and no member leaves: one change after the other",
         lambda s: not s.training and not s.leaving,

@@ -11,14 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from elasticdl.core.commands import (
-    AdvanceServers,
-    Announce,
-    Command,
-    CutServers,
-    HoldServers,
-    ReleaseServers,
-)
+from elasticdl.core import commands as c
 
 VIEW, SAVE = "view", "save"
 
@@ -51,20 +44,20 @@ class Cuts:
     active: Cut | None = None
     numbers: int = 0
 
-    def start(self, purpose: str, at: int, lasting: bool = False) -> list[Command]:
+    def start(self, purpose: str, at: int, lasting: bool = False) -> list[c.Command]:
         self.numbers += 1
         self.active = Cut(self.numbers, purpose, at, lasting)
-        return [HoldServers(self.numbers, at)]
+        return [c.HoldServers(self.numbers, at)]
 
-    def cancel(self) -> list[Command]:
+    def cancel(self) -> list[c.Command]:
         """Give up the cut that is under way."""
         cut, self.active = self.active, None
-        return [ReleaseServers(cut.number)] if cut is not None else []
+        return [c.ReleaseServers(cut.number)] if cut is not None else []
 
     def held(
         self, server: str, number: int, counters: Mapping[str, int], unclosed: Collection[str], moving: Collection[str],
         at: int | None = None, coming: bool = False,
-    ) -> list[Command]:  # fmt: skip
+    ) -> list[c.Command]:  # fmt: skip
         """A server reports the next batch of each shard it has open; `moving` are the shards somebody works on.
 
         In synchronous training servers hold between two rounds, at a version each. Who has begun a later round than
@@ -72,13 +65,13 @@ class Cuts:
         """
         cut = self.active
         if cut is None or cut.number != number:
-            return [ReleaseServers(number, server)]
+            return [c.ReleaseServers(number, server)]
         if cut.phase not in (Phase.HOLDING, Phase.ADVANCING) or server not in self.servers:
             return []
         if at is not None and at > cut.at:
             cut.at, cut.begun = at, True
             cut.held.clear()
-            return [HoldServers(cut.number, at)]
+            return [c.HoldServers(cut.number, at)]
         if coming or (at is not None and at < cut.at):
             return []  # it goes on, and will say so again
         cut.held[server] = dict(counters)
@@ -86,50 +79,50 @@ class Cuts:
             return []
         return self._compare(unclosed, moving)
 
-    def check(self, unclosed: Collection[str], moving: Collection[str]) -> list[Command]:
+    def check(self, unclosed: Collection[str], moving: Collection[str]) -> list[c.Command]:
         """Leases may have ended: see whether what is missing can still come."""
         cut = self.active
         if cut is None or cut.phase is not Phase.ADVANCING:
             return []
         return self._compare(unclosed, moving)
 
-    def give_way(self) -> list[Command]:
+    def give_way(self) -> list[c.Command]:
         """Nothing moved for too long under the barrier: lift it until what servers have is committed."""
         cut = self.active
         if cut is None or not cut.held or cut.phase not in (Phase.HOLDING, Phase.ADVANCING):
             return []
         cut.phase = Phase.REPAIRING
-        cut.counters = {s: max(c.get(s, 0) for c in cut.held.values()) for h in cut.held.values() for s in h}
+        cut.counters = {s: max(h.get(s, 0) for h in cut.held.values()) for k in cut.held.values() for s in k}
         return [
-            ReleaseServers(cut.number),
-            Announce(f"Postponed cut {cut.number}: no batch finished while pushes were held"),
+            c.ReleaseServers(cut.number),
+            c.Announce(f"Postponed cut {cut.number}: no batch finished while pushes were held"),
         ]
 
-    def _compare(self, unclosed: Collection[str], moving: Collection[str]) -> list[Command]:
+    def _compare(self, unclosed: Collection[str], moving: Collection[str]) -> list[c.Command]:
         cut = self.active
         assert cut is not None
         # A shard may close between two servers' reports: it stands equal everywhere.
         shards = {s for counters in cut.held.values() for s in counters if s in unclosed}
-        most = {s: max(c.get(s, 0) for c in cut.held.values()) for s in shards}
-        torn = {s for s in shards if any(c.get(s, 0) < most[s] for c in cut.held.values())}
+        most = {s: max(h.get(s, 0) for h in cut.held.values()) for s in shards}
+        torn = {s for s in shards if any(h.get(s, 0) < most[s] for h in cut.held.values())}
         if not torn:
             cut.phase, cut.counters = Phase.CUTTING, most
-            return [CutServers(cut.number, cut.purpose)]
+            return [c.CutServers(cut.number, cut.purpose)]
         if not torn <= set(moving):
             cut.phase, cut.counters = Phase.REPAIRING, {s: most[s] for s in torn}
             names = ", ".join(sorted(torn))
             return [
-                ReleaseServers(cut.number),
-                Announce(
+                c.ReleaseServers(cut.number),
+                c.Announce(
                     f"Postponed cut {cut.number}: a batch of {names} reached only some servers and is trained again"
                 ),
             ]
         if cut.phase is Phase.ADVANCING and cut.limits == most:
             return []  # they were told already
         cut.phase, cut.limits = Phase.ADVANCING, most
-        return [AdvanceServers(cut.number, tuple(sorted(most.items())))]
+        return [c.AdvanceServers(cut.number, tuple(sorted(most.items())))]
 
-    def repaired(self, committed: Mapping[str, int]) -> list[Command]:
+    def repaired(self, committed: Mapping[str, int]) -> list[c.Command]:
         """Try again once every torn batch is trained; `committed` holds the open shards' next batches."""
         cut = self.active
         if cut is None or cut.phase is not Phase.REPAIRING:
@@ -155,13 +148,13 @@ class Cuts:
         self.active = None
         return cut
 
-    def joined(self, server: str) -> list[Command]:
+    def joined(self, server: str) -> list[c.Command]:
         """A server's stream is (back): tell it where the cut stands."""
         cut = self.active
         if cut is None or cut.phase is Phase.REPAIRING:
-            return [ReleaseServers(self.numbers, server)]
+            return [c.ReleaseServers(self.numbers, server)]
         if cut.phase is Phase.CUTTING:
-            return [] if server in cut.frozen else [CutServers(cut.number, cut.purpose, server)]
+            return [] if server in cut.frozen else [c.CutServers(cut.number, cut.purpose, server)]
         if cut.phase is Phase.ADVANCING:
-            return [AdvanceServers(cut.number, tuple(sorted(cut.limits.items())), server)]
-        return [HoldServers(cut.number, cut.at, server)]
+            return [c.AdvanceServers(cut.number, tuple(sorted(cut.limits.items())), server)]
+        return [c.HoldServers(cut.number, cut.at, server)]
