@@ -1,4 +1,4 @@
-"""Callbacks that a model file's `callbacks()` may return. Importing this imports no framework."""
+"""Callbacks that a model file's `callbacks()` may return. This module imports no framework."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 class LearningRateScheduler:
     """The learning rate of every step: `schedule(version)`, where version counts the optimizer's steps so far.
 
-    For a rate per epoch use `keras.callbacks.LearningRateScheduler`, which is understood too.
+    For a rate per epoch use `keras.callbacks.LearningRateScheduler`.
     """
 
     def __init__(self, schedule: Callable[[int], float]) -> None:

@@ -36,12 +36,12 @@ def to_numpy(value: Any) -> npt.NDArray[Any]:
 
 
 def refuse_text(array: npt.NDArray[Any]) -> None:
-    """Models compute with numbers."""
+    """Raise TypeError for text: models compute with numbers."""
     if array.dtype.kind in "USO":
-        raise TypeError(f"feed returned text ({array.dtype}); turn it into numbers: hash or look it up in feed")
+        raise TypeError(f"feed returned text ({array.dtype}); convert it to numbers in feed, with a hash or a lookup")
 
 
 def narrowed(array: Any) -> npt.NDArray[Any]:
-    """The array as models take it: numpy makes float64 by default, models compute in float32."""
+    """The array as models take it: numpy creates float64 by default, models compute in float32."""
     found: npt.NDArray[Any] = np.asarray(array)
     return found.astype(np.float32) if found.dtype == np.float64 else found

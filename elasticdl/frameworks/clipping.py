@@ -1,7 +1,7 @@
-"""Gradient clipping as Keras optimizers do it, on the gradients of one step before they are pushed.
+"""Gradient clipping as in Keras optimizers, on the gradients of one step before the worker pushes them.
 
-A table counts as one variable: its gradient is that of the rows the batch touched, each summed over the batch, and
-zero elsewhere, so every norm is the one of a plain embedding layer.
+A table counts as one variable. Its gradient is that of the rows in the batch, each summed over the batch, and zero
+elsewhere; so every norm is that of a plain embedding layer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elasticdl.job.parameters import ClipSpec, ParametersSpec
 
 
 def clipped(result: StepResult, spec: ParametersSpec) -> StepResult:
-    """The result with its gradients clipped, where the optimizer says so."""
+    """The result with its gradients clipped, if the optimizer clips."""
     clip = spec.optimizer.clip
     if clip is None:
         return result

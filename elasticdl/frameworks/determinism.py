@@ -1,4 +1,4 @@
-"""Random state and algorithms of a process, so that a part gives the same bits wherever it is computed."""
+"""Random state and algorithms of a process, so that every worker computes the same bits for the same part of a step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 
 
 def use_deterministic_algorithms() -> None:
-    """From now on an operation gives the same bits each time, or raises where the framework has no such algorithm.
+    """From now on an operation gives the same bits each time, or raises if the framework has no such algorithm.
 
-    torch would also fill new memory, so that reading it before writing gives the same each time; that costs a pass
-    over every tensor and is left off.
+    torch could also fill new memory, so that reading it before writing is deterministic. That costs a pass over every
+    tensor, so it is off.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.use_deterministic_algorithms(True)
@@ -31,17 +31,17 @@ def use_deterministic_algorithms() -> None:
 
 
 def set_random_state(seed: int) -> None:
-    """Everything that layers, losses and feeds draw from by default starts from this seed."""
+    """Seed all generators that layers, losses and feeds use by default."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     seed_torch(seed)
 
 
 def seed_torch(seed: int) -> None:
-    """torch's generators, of all devices.
+    """Seed torch's generators of all devices.
 
-    torch.manual_seed also sees to devices that are set up later, and notes for them where it was called: where there is
-    none, that takes a hundred times as long as the seeding.
+    torch.manual_seed also prepares devices that are initialized later, and records where it was called. Without devices
+    that takes a hundred times as long as the seeding.
     """
     if _has_devices():
         torch.manual_seed(seed)
@@ -56,7 +56,7 @@ def _has_devices() -> bool:
 
 @contextmanager
 def random_state_kept(seed: int = 0) -> Iterator[None]:
-    """What runs inside draws from `seed`; afterwards random state is as before."""
+    """Code inside draws from `seed`; afterwards the random state is as before."""
     python, numpy, devices = random.getstate(), np.random.get_state(), _devices()
     with torch.random.fork_rng(devices):
         set_random_state(seed)

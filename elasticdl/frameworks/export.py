@@ -1,4 +1,4 @@
-"""Writing an exported model so that it is complete or invisible: files first, the manifest last."""
+"""Exported models are complete or invisible: the manifest is written last."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from elasticdl.job.parameters import TableSpec
 
 MANIFEST = "manifest.json"
 FORMAT = "elasticdl-export/1"
-SHARD_BYTES = 2 << 30  # of values in one file: what any file system and object store takes in one piece
-_PAGE = 65_536  # rows asked for at a time
+SHARD_BYTES = 2 << 30  # of values in one file: every file system and object store takes such files
+_PAGE = 65_536  # rows per request
 
 
 class Target:
-    """The files of one export, while they are written to a folder of their own."""
+    """The files of one export while they are written, in a folder of their own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,9 +41,9 @@ class Target:
         return self.folder / name
 
     def tensors(self, arrays: Mapping[str, npt.NDArray[Any]], tables: Sequence[Weights] = ()) -> bool:
-        """`model.safetensors`, or shards of it and their index; whether it was cut into shards.
+        """Write `model.safetensors`, or shards and their index; returns whether there are shards.
 
-        Rows of tables are written as they come from the servers.
+        Rows of tables are written as they arrive from the servers.
         """
         found = [Tensor.of(name, array) for name, array in arrays.items()]
         found += [weights.tensor() for weights in tables]
@@ -52,7 +52,7 @@ class Target:
         return len(files) > 1
 
     def table(self, table: TableSpec, rows: TableExport) -> None:
-        """A table with no known number of ids: pairs of ids and rows, in the order of the servers."""
+        """Write a table without a known number of ids: ids and rows, in the order of the servers."""
         meta = {"table": table.name}
         base = table_file(table)
         self.tables[table.name] = {"dim": table.dim, "files": base}
@@ -66,7 +66,7 @@ class Target:
 class Weights:
     """A table with a known number of ids as the weight matrix of a plain layer.
 
-    Ids never trained have their initial row; the row of padding is zeros, which it has on no server.
+    Ids that were never trained have their initial row. The padding row is zeros; it is on no server.
     """
 
     name: str  # of the matrix
@@ -97,16 +97,16 @@ class Weights:
 
 
 def table_file(table: TableSpec) -> str:
-    """The name of a table's file or files, without what follows."""
+    """The name of a table's file or files, without number and suffix."""
     return table.name.replace("/", ".")
 
 
 @contextmanager
 def into(directory: Path, framework: str, reference: Mapping[str, Any]) -> Iterator[Target]:
-    """Write into a hidden folder, then move the files into `directory`, the manifest last.
+    """Write to a hidden folder, then move the files to `directory`, the manifest last.
 
-    A directory without manifest is no export: what a killed process left there is written over by the next one, and
-    one that was taken for dead cannot meddle with it. Other files in `directory` are left alone.
+    A directory without a manifest is not an export: the next process overwrites what a killed one left there, and a
+    process that was considered dead cannot change it. Other files in `directory` stay.
     """
     with published(directory, MANIFEST) as partial:
         target = Target(partial)
@@ -124,8 +124,10 @@ def into(directory: Path, framework: str, reference: Mapping[str, Any]) -> Itera
 
 @contextmanager
 def whole(directory: Path, turn: Turn | None = None) -> Iterator[Path]:
-    """A folder for an exporter of any kind, which may know nothing of manifests; what it writes, folders too, is moved
-    into `directory` when it is on disk, the manifest last."""
+    """A folder for an exporter of any kind, which need not know manifests.
+
+    Its files and folders are moved to `directory` when they are on disk, the manifest last.
+    """
     with published(directory, MANIFEST, turn) as partial:
         yield partial
         inside = sorted(path for path in partial.rglob("*") if path.relative_to(partial).parts[0] != PARTIAL)

@@ -1,4 +1,4 @@
-"""From a model file to its model: built by Keras or torch, for parameter servers or for all-reduce."""
+"""Build the model of a model file, with Keras or torch, for parameter servers or for all-reduce."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from elasticdl.frameworks.trainable import Trainable
 def load_trainable(
     source: ModelRequest | ModelFile, seed: int, sample: Callable[[], Arrays] | None = None
 ) -> Trainable:
-    """Import the model file and build its model once; names and initial values are a function of the seed.
+    """Import the model file and build its model; names and initial values are a function of the seed.
 
-    `sample` gives the features of one batch. It is asked only for models that do not know their shapes without data.
+    `sample` returns the features of one batch. It is called only for models that need data to know their shapes.
     """
     code = source if isinstance(source, ModelFile) else ModelFile(source)
     _seed_frameworks(seed)
@@ -50,13 +50,13 @@ def load_replica(
 ) -> ModelReplica:
     """Import the model file and build model and optimizer; names and initial values are a function of the seed.
 
-    `sample` gives the features of one batch, for models that do not know their shapes without data. `device` is the
-    first GPU where there is one, else the CPU.
+    `sample` returns the features of one batch, for models that need data to know their shapes. The default `device` is
+    the first GPU if there is one, else the CPU.
     """
     if importlib.util.find_spec("torch") is None:
         path = source.path if isinstance(source, ModelFile) else source.model_def
-        remedy = "Install it: `pip install torch`; Keras may run on another backend."
-        raise ModelError(path, "all-reduce exchanges gradients with torch, which is not installed", remedy)
+        remedy = "Run `pip install torch`; Keras can still use another backend."
+        raise ModelError(path, "all-reduce needs torch to exchange gradients, and torch is not installed", remedy)
     from elasticdl.frameworks import determinism
 
     memory.keep_freed_memory()
@@ -79,7 +79,7 @@ def load_replica(
 
 
 def _seed_frameworks(seed: int) -> None:
-    """Names and initial values of the model that is built next are a function of the seed."""
+    """Make names and initial values of the next model a function of the seed."""
     if "keras" in sys.modules:
         from elasticdl.frameworks.keras.model import seed_everything
 

@@ -1,4 +1,4 @@
-"""Evaluation metrics that several workers compute on parts of the data and that add up to the metric of the whole."""
+"""Evaluation metrics that several workers compute on parts of the data, and that add up to the metric of all data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ State = dict[str, npt.NDArray[Any]]
 
 
 class Measure(Protocol):
-    """One metric whose state is a set of arrays that add."""
+    """One metric. Its state is a set of arrays that can be added."""
 
     def update(self, labels: Arrays, predictions: Arrays) -> None: ...
     def state(self) -> State: ...
@@ -25,7 +25,7 @@ class Measure(Protocol):
 
 
 class MeanMeasure:
-    """The mean over records of `function(labels, predictions)`, which gives one value per record or their mean."""
+    """The mean over records of `function(labels, predictions)`, which returns one value per record or their mean."""
 
     def __init__(self, function: Callable[[Arrays, Arrays], Any], code: ModelFile) -> None:
         self._function, self._code = function, code
@@ -51,7 +51,7 @@ class MeanMeasure:
 
 
 class MetricsAccumulator:
-    """All metrics of one evaluation; its state travels as bytes and merges by addition."""
+    """All metrics of one evaluation. Their state is sent as bytes and merged by addition."""
 
     def __init__(self, measures: Mapping[str, Measure]) -> None:
         self._measures = dict(measures)
@@ -61,7 +61,7 @@ class MetricsAccumulator:
             measure.update(labels, predictions)
 
     def state(self) -> bytes:
-        """Everything seen so far, in safetensors format."""
+        """The state so far, in safetensors format."""
         tensors = {}
         for name, measure in self._measures.items():
             for key, array in measure.state().items():
@@ -69,7 +69,7 @@ class MetricsAccumulator:
         return save(tensors)
 
     def merge(self, states: Iterable[bytes]) -> None:
-        """Add what other accumulators of the same metrics have seen."""
+        """Add the states of other accumulators of the same metrics."""
         for data in states:
             parts: dict[str, State] = {name: {} for name in self._measures}
             for key, array in load(data).items():

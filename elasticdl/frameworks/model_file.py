@@ -1,4 +1,4 @@
-"""The user's model file: found, imported, its symbols checked, its model built."""
+"""The user's model file: find it, import it, check its symbols and build its model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Parameter = str | int | float | bool
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """Which model file, and what its symbols are called. The fields are the flags of the same names."""
+    """Which model file, and the names of its symbols. The fields are the flags of the same names."""
 
     model_zoo: str
     model_def: str
@@ -41,7 +41,7 @@ class ModelRequest:
 
     @classmethod
     def of(cls, job: Any) -> ModelRequest:
-        """From anything with fields of these names; `aux_params` ("k=v; k=v" or a mapping) become `params`."""
+        """From any object with fields of these names; `aux_params` ("k=v; k=v" or a mapping) become `params`."""
         values = {f.name: getattr(job, f.name) for f in fields(cls) if f.name != "params" and hasattr(job, f.name)}
         given = getattr(job, "aux_params", None) or {}
         params = (
@@ -55,7 +55,7 @@ class ModelRequest:
 
 
 def parse_params(text: str) -> dict[str, Parameter]:
-    """`"layers=2; rate=0.5; wide=true"` as values; what is no number and no boolean stays text."""
+    """`"layers=2; rate=0.5; wide=true"` as values; what is neither a number nor a boolean stays text."""
     found: dict[str, Parameter] = {}
     for entry in filter(None, (e.strip() for e in text.replace(",", ";").split(";"))):
         key, _, value = (part.strip() for part in entry.partition("="))
@@ -76,7 +76,7 @@ def _parse_value(text: str) -> Parameter:
 
 @dataclass(frozen=True)
 class Location:
-    """Where a model definition is: the file, the module name it gets, the symbol that builds the model."""
+    """Where a model definition is: the file, its module name, the symbol that builds the model."""
 
     file: Path
     module: str
@@ -84,14 +84,16 @@ class Location:
 
 
 def locate(request: ModelRequest) -> Location:
-    """Find the model file without importing anything; a UsageError lists the nearest names.
+    """Find the model file without importing it; a UsageError lists the nearest names.
 
-    `a.b.custom_model` is the symbol `custom_model` of DIR/a/b.py. Where that file is missing, the only `b.py` anywhere
-    under DIR serves, so that `b.b.custom_model`, as older command lines have it, finds DIR/a/b.py too.
+    `a.b.custom_model` is the symbol `custom_model` of DIR/a/b.py. If that file is missing and there is exactly one
+    `b.py` under DIR, that one is used: `b.b.custom_model`, as older command lines have it, finds DIR/a/b.py too.
     """
     zoo = Path(request.model_zoo)
     if not zoo.is_dir():
-        raise UsageError([Problem("--model_zoo", request.model_zoo, "no such directory", "Give the model zoo's path.")])
+        raise UsageError(
+            [Problem("--model_zoo", request.model_zoo, "no such directory", "Give the path of the model zoo.")]
+        )
     *modules, symbol = request.model_def.split(".")
     if not modules or not all(part.isidentifier() for part in (*modules, symbol)):
         remedy = "Write it as folder.file.function, like mnist.mnist_functional_api.custom_model."
@@ -107,7 +109,11 @@ def locate(request: ModelRequest) -> Location:
         return Location(same_name[0], _dotted(same_name[0], zoo), symbol)
     known = [_dotted(p, zoo) for p in (same_name or everywhere) if p.stem != "__init__"]
     nearest = difflib.get_close_matches(".".join(modules), known, n=3, cutoff=0.4) or known[:3]
-    remedy = f"Nearest: {', '.join(f'{name}.{symbol}' for name in nearest)}." if nearest else "The zoo has no .py file."
+    remedy = (
+        f"Nearest: {', '.join(f'{name}.{symbol}' for name in nearest)}."
+        if nearest
+        else "The model zoo has no .py file."
+    )
     raise UsageError([Problem("--model_def", request.model_def, f"no file {exact}", remedy)])
 
 
@@ -116,14 +122,14 @@ def _dotted(path: Path, zoo: Path) -> str:
 
 
 class ModelFile:
-    """An imported model file. Calls into it go through `running`, so that its errors carry the user's traceback."""
+    """An imported model file. `running` wraps calls into it, so that errors carry the user's traceback."""
 
     def __init__(self, request: ModelRequest) -> None:
         self.request = request
         self.location = locate(request)
         self.path = str(self.location.file)
         self._zoo = Path(request.model_zoo).resolve()
-        # Read by Keras when it is first imported, which the user's file may do.
+        # Keras reads this when it is imported first, which the user's file may do.
         os.environ.setdefault("KERAS_BACKEND", "torch")
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         if str(self._zoo) not in sys.path:
@@ -144,23 +150,23 @@ class ModelFile:
         self._callbacks = self._optional(request.callbacks, "callbacks", "--callbacks")
 
     def running(self, doing: str) -> AbstractContextManager[None]:
-        """What the user's code raises inside becomes a ModelError."""
+        """Exceptions of the user's code inside become ModelErrors."""
         return user_code(self.path, [self._zoo], doing)
 
     def taken(self) -> dict[str, Parameter]:
-        """Those of the parameters that `custom_model` takes."""
+        """The parameters that `custom_model` takes."""
         accepted = inspect.signature(self.custom_model).parameters.values()
         takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted)
         names = {p.name for p in accepted}
         return {k: v for k, v in self.request.params.items() if takes_any or k in names}
 
     def making(self) -> tuple[str, str]:
-        """The two lines of code that make the model again: an import and a call."""
+        """Two lines of code that build the model again: an import and a call."""
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.taken().items())
         return f"from {self.location.module} import {self.location.symbol}", f"{self.location.symbol}({arguments})"
 
     def build(self) -> Any:
-        """The Keras or torch model that `custom_model` makes of those of the parameters that it takes."""
+        """The Keras or torch model that `custom_model` returns for the parameters that it takes."""
         with self.running(f"calling {self.location.symbol}"):
             model = self.custom_model(**self.taken())
         torch = sys.modules.get("torch")
@@ -186,7 +192,7 @@ class ModelFile:
         return fed
 
     def metrics(self) -> dict[str, Any]:
-        """What `eval_metrics_fn` returns: names to functions or Keras metrics; empty when there is none."""
+        """What `eval_metrics_fn` returns: functions or Keras metrics by name; empty without that function."""
         if self._metrics is None:
             return {}
         with self.running(f"calling {self.request.eval_metrics_fn}"):
@@ -200,7 +206,7 @@ class ModelFile:
         return dict(found)
 
     def callbacks(self) -> list[Any]:
-        """What `callbacks` returns; nothing when there is none."""
+        """What `callbacks` returns; empty without that function."""
         if self._callbacks is None:
             return []
         with self.running(f"calling {self.request.callbacks}"):
@@ -211,7 +217,7 @@ class ModelFile:
         return list(found or ())
 
     def reference(self) -> dict[str, Any]:
-        """What an exported model says about the code it came from."""
+        """What an exported model records about its code."""
         loaded = {n: sys.modules.get(n) for n in ("torch", "keras", "jax", "tensorflow", "numpy")}
         return {
             "module": self.location.module,
@@ -222,13 +228,13 @@ class ModelFile:
         }
 
     def _optional(self, name: str, default: str, flag: str) -> Any:
-        """The symbol, or None when the user neither named nor defined it."""
+        """The symbol, or None if the user neither named nor defined it."""
         if name == default and not hasattr(self._module, name):
             return None
         return self._symbol(name, flag)
 
     def _function(self, name: str, flag: str, *arguments: int) -> Callable[..., Any]:
-        """The symbol as a function that can be called with one of these numbers of arguments."""
+        """The symbol as a function that takes one of these numbers of arguments."""
         found: Callable[..., Any] = self._symbol(name, flag)
         if not callable(found):
             raise ModelError(
@@ -252,8 +258,8 @@ class ModelFile:
         if not hasattr(module, symbol):
             names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
             near = difflib.get_close_matches(symbol, names, n=1)
-            hint = f" (it has {near[0]!r}; {flag} takes another name)" if near else ""
-            raise ModelError(path, f"it defines no {symbol!r}{hint}", f"Define {_SIGNATURES.get(flag, symbol)}.")
+            hint = f" (it defines {near[0]!r}; use {flag} to name it)" if near else ""
+            raise ModelError(path, f"it does not define {symbol!r}{hint}", f"Define {_SIGNATURES.get(flag, symbol)}.")
         return getattr(module, symbol)
 
     def _other_module(self, parts: list[str], flag: str, name: str) -> ModuleType:
@@ -268,8 +274,8 @@ class ModelFile:
         except ModuleNotFoundError:
             found = None
         if found is None:
-            what = f"no module {'.'.join(parts)!r} beside the model file, in the zoo or installed"
-            raise UsageError([Problem(flag, name, what, "Give module.symbol, or a symbol of the model file.")])
+            what = f"module {'.'.join(parts)!r} is not beside the model file, not in the model zoo and not installed"
+            raise UsageError([Problem(flag, name, what, "Use module.symbol, or a symbol of the model file.")])
         with self.running(f"importing {'.'.join(parts)} for {flag}"):
             return importlib.import_module(".".join(parts))
 
@@ -284,7 +290,7 @@ _SIGNATURES = {
 
 
 def _import_file(name: str, file: Path) -> ModuleType:
-    """Import exactly this file under its dotted name, whatever else has that name."""
+    """Import exactly this file under its dotted name, even if another module has that name."""
     known = sys.modules.get(name)
     if known is not None and getattr(known, "__file__", None) == str(file.resolve()):
         return known

@@ -1,7 +1,7 @@
-"""Plain embedding layers that become tables on the parameter servers by themselves: what both frameworks share.
+"""Large plain embedding layers move to the parameter servers automatically: what Keras and PyTorch share.
 
-A layer moves in place: its object stays where it is and gets a class that asks the servers for rows, so that it does
-not matter how the model holds it. A layer that would compute something else there stays, and the reason is told.
+A layer moves in place: the object gets a class that asks the servers for rows, so it does not matter how the model
+holds it. A layer that would compute something else on the servers stays in the model, and a note says why.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ FLAG = "--table_threshold_bytes"
 class Moved(Protocol):
     """A layer whose rows moved."""
 
-    used_directly: bool  # whether the user's code touched its weights, which are no longer there
+    used_directly: bool  # whether the user's code accessed its weights, which are no longer there
 
     def move_back(self) -> None:
-        """Make it the layer it was."""
+        """Become the plain layer again."""
         ...
 
     def settle(self) -> None:
-        """Let go of the weights."""
+        """Release the weights."""
         ...
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layer large enough to move; `hindrance` says why it cannot."""
+    """A layer that is large enough to move; `hindrance` says why it cannot."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,10 +45,10 @@ class Candidate:
 
 
 def move_all(candidates: Iterable[Candidate], probe: Callable[[], Any] | None) -> list[str]:
-    """Move what can be moved; a note for the user per candidate.
+    """Move the layers that can move; returns one note for the user per candidate.
 
-    `probe` runs the model once. It finds layers whose weights are used in other ways too (as the output projection of
-    a language model): those come back.
+    `probe` runs the model once. It finds layers whose weights the model also uses directly (as the output projection of
+    a language model): those move back.
     """
     notes: list[str] = []
     moved: list[tuple[Candidate, Moved]] = []
@@ -65,18 +65,18 @@ def move_all(candidates: Iterable[Candidate], probe: Callable[[], Any] | None) -
             notes.append(stays(candidate, "the model also uses its weights directly"))
         else:
             layer.settle()
-            notes.append(f"{candidate.title} lives on the parameter servers, since it is larger than {FLAG} says")
+            notes.append(f"{candidate.title} moved to the parameter servers (larger than {FLAG})")
     return notes
 
 
 def stays(candidate: Candidate, reason: str) -> str:
-    return f"{candidate.title} is trained as a dense variable: {reason}"
+    return f"{candidate.title} stays a dense variable: {reason}"
 
 
 def gone(name: str) -> ModelError:
-    """What the user's code hears when it asks a moved layer for its weights."""
+    """The error for user code that accesses the weights of a moved layer."""
     return ModelError(
         f"layer {name!r}",
-        "its weights are used directly, but they live on the parameter servers",
-        f"Give {FLAG}=0, which keeps such layers in the model.",
+        "the model uses its weights directly, but they are on the parameter servers",
+        f"Set {FLAG}=0 to keep such layers in the model.",
     )

@@ -1,4 +1,4 @@
-"""From the optimizer object that `optimizer()` returns to the description that the parameter servers apply."""
+"""From the optimizer that the model file returns to the description that parameter servers apply."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KERAS: dict[str, Kind] = {
 
 
 def read_optimizer(code: ModelFile, parameters: Sequence[Any]) -> tuple[OptimizerSpec, Schedule | None]:
-    """Call the model file's `optimizer` and describe what it returns; the schedule of its rate, if it has one."""
+    """Call the model file's `optimizer`; returns a description of the optimizer, and the schedule of its rate."""
     optimizer, scheduler, interval = make_optimizer(code, parameters)
     spec = describe(optimizer, code.path, parameters)
     first = None if is_keras_schedule(getattr(optimizer, "_learning_rate", None)) else spec.learning_rate
@@ -38,9 +38,9 @@ def read_optimizer(code: ModelFile, parameters: Sequence[Any]) -> tuple[Optimize
 
 
 def make_optimizer(code: ModelFile, parameters: Sequence[Any]) -> tuple[Any, Any, str]:
-    """What the model file's `optimizer` returns: the optimizer; a torch scheduler and its interval, if there is one.
+    """Call the model file's `optimizer`; returns the optimizer, and a torch scheduler and its interval if there is one.
 
-    A function that takes an argument receives the model's trainable parameters, as torch optimizers need them.
+    A function that takes an argument receives the model's trainable parameters, which torch optimizers need.
     """
     function = code.optimizer
     takes_parameters = any(
@@ -60,7 +60,7 @@ def _placeholder() -> list[Any]:
 
 
 def _taken_apart(found: Any, path: str) -> tuple[Any, Any, str]:
-    """The optimizer; its torch scheduler and how often that one steps, where they were returned with it."""
+    """The optimizer, its torch scheduler and the interval of that, if the model file returns them."""
     if not isinstance(found, (tuple, list)):
         return found, None, ""
     torch = sys.modules.get("torch")
@@ -68,7 +68,7 @@ def _taken_apart(found: Any, path: str) -> tuple[Any, Any, str]:
     if has_scheduler and len(found) == 3 and found[2] in ("step", "epoch"):
         return found[0], found[1], found[2]
     if has_scheduler:
-        what = f"optimizer() returned {kind_of(found[1])} without saying whether it counts steps or epochs"
+        what = f"optimizer() returned {kind_of(found[1])} but not whether it counts steps or epochs"
     else:
         what = f"optimizer() returned a {type(found).__name__} of {len(found)}"
     remedy = 'Return an optimizer, or (optimizer, scheduler, "step"), or (optimizer, scheduler, "epoch").'
@@ -78,7 +78,7 @@ def _taken_apart(found: Any, path: str) -> tuple[Any, Any, str]:
 def describe(optimizer: Any, path: str, parameters: Sequence[Any] = ()) -> OptimizerSpec:
     """The description of a Keras or torch optimizer, or a ModelError that names what is not supported.
 
-    Of an optimizer with a Keras schedule the learning rate is left at 0.
+    The learning rate of an optimizer with a Keras schedule is 0.
     """
     keras, torch = sys.modules.get("keras"), sys.modules.get("torch")
     if keras is not None and isinstance(optimizer, keras.optimizers.Optimizer):
@@ -97,19 +97,19 @@ def _unsupported(path: str, what: str, remedy: str = "") -> ModelError:
 
 
 def _from_keras(optimizer: Any, path: str) -> OptimizerSpec:
-    # By name, since a backend has classes of its own; not by isinstance, since a subclass updates in its own way.
-    # By attribute, since get_config also asks the user's schedule for a configuration, which it may not have.
+    # By name, since each backend has its own classes; not by isinstance, since a subclass has its own updates.
+    # By attribute, since get_config also calls get_config of the user's schedule, which it may not have.
     kind = _KERAS.get(type(optimizer).__name__) if type(optimizer).__module__.split(".")[0] == "keras" else None
     name = f"Keras {type(optimizer).__name__}"
     if kind is None:
         raise _unsupported(path, name)
     for option in ("use_ema", "loss_scale_factor", "gradient_accumulation_steps"):
         if value := getattr(optimizer, option, None):
-            raise _unsupported(path, f"{name} with {option}={value!r}", "Leave the option out.")
+            raise _unsupported(path, f"{name} with {option}={value!r}", "Remove the option.")
     decay = float(optimizer.weight_decay or 0.0)
     excluded = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
     if decay and any(getattr(optimizer, attribute, None) for attribute in excluded):
-        raise _unsupported(path, f"{name} with exclude_from_weight_decay", "Decay all variables, or none.")
+        raise _unsupported(path, f"{name} with exclude_from_weight_decay", "Decay all variables or none.")
     common = {
         "kind": kind,
         "learning_rate": keras_rate(optimizer, path, name),
@@ -137,7 +137,7 @@ def _from_keras(optimizer: Any, path: str) -> OptimizerSpec:
 
 
 def keras_rate(optimizer: Any, path: str, name: str) -> float:
-    """The rate of a Keras optimizer; 0 where a schedule gives it."""
+    """The rate of a Keras optimizer; 0 if it has a schedule."""
     rate = optimizer._learning_rate
     if is_keras_schedule(rate):
         return 0.0
@@ -201,13 +201,13 @@ def _from_torch(torch: Any, optimizer: Any, path: str, parameters: Sequence[Any]
 
 
 def check_covered(optimizer: Any, path: str, parameters: Sequence[Any]) -> None:
-    """A torch optimizer was given every trainable parameter."""
+    """Raise ModelError unless a torch optimizer has every trainable parameter."""
     covered = {id(p) for g in optimizer.param_groups for p in g["params"]}
     if any(id(p) not in covered for p in parameters):
         raise ModelError(
             path,
-            f"optimizer(): torch {type(optimizer).__name__} was given only some of the model's trainable parameters",
-            "Give it all of them; freeze those that should stay as they are with `requires_grad_(False)`.",
+            f"optimizer(): torch {type(optimizer).__name__} has only some of the model's trainable parameters",
+            "Pass all of them, and freeze those that should not change with `requires_grad_(False)`.",
         )
 
 
@@ -219,6 +219,6 @@ def _one_group(optimizer: Any, path: str, name: str) -> dict[str, Any]:
             raise _unsupported(
                 path,
                 f"{name} with parameter groups of different {', '.join(different)}",
-                "Give all parameters the same options.",
+                "Use the same options for all parameters.",
             )
     return first

@@ -1,9 +1,8 @@
-"""Files that several processes may come to write to one directory, of which only one's are ever seen together.
+"""Several processes may write files to one directory; readers only ever see the files of one of them together.
 
-An exporter that was put down as hung may still run while its successor writes. Each has a folder of its own, and all
-that it does to the directory is to rename something out of that folder or into it. Who begins takes the folders of
-those before it away: whatever they do from then on fails. Who is before whom the master says, where there is one; else
-it is the order in which they began.
+An exporter that was considered hung may still run while its successor writes. Each has its own folder, and changes the
+directory only by renaming something out of that folder or into it. A process that starts removes the folders of earlier
+ones, so whatever those do next fails. The master's numbers decide which is earlier; without a master, the start does.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from elasticdl import faults
 from elasticdl.errors import DataError
 from elasticdl.files import fsync_directory, write_durably
 
-PARTIAL = ".partial"  # holds the folders of those who write, and whose turn it was last
+PARTIAL = ".partial"  # holds the folders of the writers, and the last turn that was published
 _TURN = "turn"
 _WITHDRAWN = ".withdrawn"
 _REPLACED = ".replaced-"
@@ -28,7 +27,7 @@ _REPLACED = ".replaced-"
 
 @dataclass(frozen=True)
 class Turn:
-    """Which request to export is carried out: of one run of a job, what was asked for last counts, whoever is late."""
+    """The number of a request to export. In one run of a job the latest request counts, even if it runs first."""
 
     run: int
     number: int
@@ -44,24 +43,24 @@ class Turn:
 
 @contextmanager
 def published(directory: Path, last: str, turn: Turn | None = None) -> Iterator[Path]:
-    """A folder to write to; then what is in it, which is to be on disk, is moved to `directory`, the file `last` last.
+    """A folder to write to. Its contents, which must be on disk, are then moved to `directory`, the file `last` last.
 
-    Without the file `last` nothing is published. Other files in `directory` are left alone; a folder is replaced whole.
+    Without the file `last` nothing is published. Other files in `directory` stay; a folder is replaced as a whole.
     """
     folder = _begin(directory / PARTIAL, turn)
     try:
-        if _overtaken(folder):  # what it would write may be much, and the other needs the room
+        if _overtaken(folder):  # before it writes much: the other one needs the space
             raise _too_late(directory)
         yield folder
         if _overtaken(folder):
             raise _too_late(directory)
         names = sorted(path.name for path in folder.iterdir() if path.name != PARTIAL)
-        with suppress(FileNotFoundError):  # or the folder is: then there is nothing to move either
+        with suppress(FileNotFoundError):  # or the folder is missing: then there is nothing to move
             (directory / last).rename(folder / _WITHDRAWN)
         for name in names:
             if name != last:
                 _move(folder, name, directory)
-        if turn is not None:  # known for good: who was asked before it may come at any time
+        if turn is not None:  # kept, since an earlier request may arrive at any time
             write_durably(folder / _TURN, str(turn).encode())
             (folder / _TURN).replace(folder.parent / _TURN)
             fsync_directory(folder.parent)
@@ -69,21 +68,21 @@ def published(directory: Path, last: str, turn: Turn | None = None) -> Iterator[
         faults.point("worker.before_manifest")
         (folder / last).replace(directory / last)
         fsync_directory(directory)
-    except Exception as error:  # whatever a library makes of a folder that is gone
+    except Exception as error:  # whatever a library raises for a missing folder
         if folder.exists():
             raise
         raise _too_late(directory) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):  # somebody else writes, or has had a turn
+        with suppress(OSError):  # another process writes, or has published
             folder.parent.rmdir()
 
 
 def _begin(home: Path, turn: Turn | None) -> Path:
     home.mkdir(parents=True, exist_ok=True)
     place = 1 + max((_order(path)[0] for path in _inside(home)), default=0)
-    whose = f"-{turn}" if turn is not None else ""
-    folder = home / f"{place}{whose}-{uuid.uuid4().hex}"  # never the same name again
+    number = f"-{turn}" if turn is not None else ""
+    folder = home / f"{place}{number}-{uuid.uuid4().hex}"  # no name is used twice
     folder.mkdir(parents=True)
     for other in _inside(home):
         if _before(other, folder):
@@ -92,7 +91,7 @@ def _begin(home: Path, turn: Turn | None) -> Path:
 
 
 def _overtaken(folder: Path) -> bool:
-    """Whether somebody else's files count by now. The folders first: who ends meanwhile has left its turn by then."""
+    """Whether the files of another process count now. Checks folders first: a process that ends has stored its turn."""
     if any(_before(folder, other) for other in _inside(folder.parent)):
         return True
     mine = _turn_of(folder)
@@ -106,12 +105,12 @@ def _overtaken(folder: Path) -> bool:
 def _inside(home: Path) -> list[Path]:
     try:
         return [path for path in home.iterdir() if path.name != _TURN]
-    except FileNotFoundError:  # who ended last has taken it away
+    except FileNotFoundError:  # the last process to end has removed it
         return []
 
 
 def _move(folder: Path, name: str, directory: Path) -> None:
-    """A folder takes nothing's place but by its being moved away before."""
+    """Replace a file or folder. A folder cannot be renamed over another one, so that is moved away first."""
     source, target = folder / name, directory / name
     if source.is_dir() or (target.is_dir() and not target.is_symlink()):
         with suppress(FileNotFoundError):
@@ -120,15 +119,15 @@ def _move(folder: Path, name: str, directory: Path) -> None:
 
 
 def _take_away(other: Path, folder: Path) -> None:
-    """At once: who still writes to it would put new files beside those that are being deleted."""
+    """Rename first: a process that still writes to the folder could add files during the deletion."""
     taken = folder / f".taken-{other.name}"
-    with suppress(FileNotFoundError):  # it has ended meanwhile
+    with suppress(FileNotFoundError):  # that process has ended
         other.rename(taken)
         shutil.rmtree(taken) if taken.is_dir() else taken.unlink()
 
 
 def _before(one: Path, other: Path) -> bool:
-    """Whether what the other one writes counts, and not what this one does."""
+    """Whether `one` is earlier, so that the files of `other` count."""
     mine, its = _turn_of(one), _turn_of(other)
     if mine is not None and its is not None and mine.run == its.run and mine.number != its.number:
         return mine.number < its.number
@@ -146,5 +145,5 @@ def _turn_of(path: Path) -> Turn | None:
 
 
 def _too_late(directory: Path) -> DataError:
-    what = "another process has begun to write the model since, and its files count"
-    return DataError(str(directory), what, "There is nothing to do about this one.")
+    what = "another process has started a newer export to this directory, and its files count"
+    return DataError(str(directory), what, "You need not do anything.")

@@ -1,7 +1,7 @@
-"""Learning-rate schedules: from what the user's file says to a rate for each model version and epoch.
+"""Learning-rate schedules of the model file, as a rate for each model version and epoch.
 
-A worker asks for the rate of the version it pulled and sends it with the push, so the user's code runs only where the
-user's code runs anyway, and the rate goes on by itself after a restore: the version comes from the servers.
+A worker computes the rate of the version that it pulled and sends it with the push. So only workers run the user's
+code, and the rate continues correctly after a restore, since the version comes from the servers.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from elasticdl.errors import ModelError, ScheduleError
 from elasticdl.frameworks.arrays import to_numpy
 from elasticdl.frameworks.model_file import ModelFile
 
-# On the wire 0 means the optimizer's own rate; this is 0 as a float32, and so is any part of it.
+# In a push 0 means the optimizer's own rate. This number is 0 as a float32, and so is any fraction of it.
 NO_RATE = 1e-300
-SUPPORTED = "keras.callbacks.LearningRateScheduler (by epoch) and elasticdl.callbacks.LearningRateScheduler (by step)"
-# What schedulers move in a torch optimizer's groups; a scheduler may keep values of its own there.
+SUPPORTED = "keras.callbacks.LearningRateScheduler (by epoch) or elasticdl.callbacks.LearningRateScheduler (by step)"
+# The options that torch schedulers change in an optimizer's groups, and values that they store there.
 SCHEDULED = frozenset(
     ("lr", "initial_lr", "max_lr", "min_lr", "momentum", "base_momentum", "max_momentum", "betas", "swa_lr")
 )
@@ -32,7 +32,7 @@ SCHEDULED = frozenset(
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate that changes; `name` is how messages call it."""
+    """A learning rate that changes; `name` is its name in messages."""
 
     name: str
     code: ModelFile
@@ -42,27 +42,27 @@ class Schedule:
         """The rate of the step from this version of the model, in this epoch (both count from 0)."""
         where = f"version {version}, epoch {epoch}"
         try:
-            with self.code.running(f"asking {self.name} for the learning rate of {where}"):
+            with self.code.running(f"computing the learning rate of {where} with {self.name}"):
                 found = float(np.asarray(to_numpy(self.function(version, epoch))).reshape(()))
         except ModelError as error:
             raise ScheduleError(error.path, error.what, error.remedy, error.traceback) from error
         if not (math.isfinite(found) and found >= 0):
-            what = f"{self.name} gave {found} as the learning rate of {where}"
-            raise ScheduleError(self.code.path, what, "Return a number that is not negative.")
+            what = f"{self.name} returned {found} as the learning rate of {where}"
+            raise ScheduleError(self.code.path, what, "Return a finite number that is not negative.")
         return found
 
     def to_send(self, version: int, epoch: int) -> float:
-        """The rate as a push carries it."""
+        """The rate in the form of a push."""
         return self.rate(version, epoch) or NO_RATE
 
 
 def read_schedule(
     code: ModelFile, optimizer: Any, scheduler: Any, interval: str, first: float | None
 ) -> Schedule | None:
-    """The one schedule that optimizer, torch scheduler and callbacks name; None for a constant rate.
+    """The one schedule of optimizer, torch scheduler and callbacks; None for a constant rate.
 
-    `first` is the optimizer's own rate, where it has one. Tried on the first two versions, so that what is wrong with
-    a schedule is mostly seen before a job starts.
+    `first` is the optimizer's own rate, if it has one. The schedule is called for the first two versions, so that most
+    of its errors show before a job starts.
     """
     found = [*_of_optimizer(code, optimizer), *_of_torch(code, optimizer, scheduler, interval)]
     found += [_of_callback(code, callback, first) for callback in code.callbacks()]
@@ -99,14 +99,14 @@ def _of_callback(code: ModelFile, callback: Any, first: float | None) -> Schedul
     if keras is not None and type(callback) is keras.callbacks.LearningRateScheduler:
         name = f"Keras LearningRateScheduler({_named(callback.schedule)})"
         if first is None:
-            raise ModelError(code.path, f"{name}: the optimizer has a schedule of its own", "Keep one of them.")
+            raise ModelError(code.path, f"{name}: the optimizer has its own schedule", "Keep one of them.")
         return Schedule(name, code, _ByEpoch(callback.schedule, first))
     what = f"{code.request.callbacks}(): {kind_of(callback)} is not supported"
-    raise ModelError(code.path, what, f"Supported are {SUPPORTED}.")
+    raise ModelError(code.path, what, f"Use {SUPPORTED}.")
 
 
 class _ByEpoch:
-    """Keras' own rule: a function of the epoch, or of the epoch and the rate of the epoch before."""
+    """As in Keras: a function of the epoch, or of the epoch and the rate of the previous epoch."""
 
     def __init__(self, schedule: Callable[..., Any], first: float) -> None:
         self._schedule, self._first = schedule, first
@@ -137,20 +137,24 @@ def _of_torch(code: ModelFile, optimizer: Any, scheduler: Any, interval: str) ->
 
 
 def check_scheduler(code: ModelFile, optimizer: Any, scheduler: Any) -> str:
-    """A torch scheduler is a function of a count, and of this optimizer; how messages call it."""
+    """The scheduler's name; ModelError unless it depends on a count alone and belongs to this optimizer."""
     torch = sys.modules["torch"]
     name = f"torch {type(scheduler).__name__}"
     symbol = code.request.optimizer
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         remedy = "Use a schedule that depends on the step or the epoch alone."
-        raise ModelError(code.path, f"{symbol}(): {name} is not supported: it waits for a metric", remedy)
+        raise ModelError(code.path, f"{symbol}(): {name} is not supported: it depends on a metric", remedy)
     if scheduler.optimizer is not optimizer:
-        raise ModelError(code.path, f"{symbol}(): {name} belongs to another optimizer", "Make it for the one returned.")
+        raise ModelError(
+            code.path,
+            f"{symbol}(): {name} belongs to another optimizer",
+            "Create it with the optimizer that you return.",
+        )
     return name
 
 
 class SchedulerSteps:
-    """A torch scheduler as a function of a count: stepped forward to it, and back by starting over."""
+    """A torch scheduler as a function of a count. To go back, it starts again from 0."""
 
     def __init__(self, optimizer: Any, scheduler: Any) -> None:
         self._optimizer, self._scheduler = optimizer, scheduler
@@ -162,20 +166,20 @@ class SchedulerSteps:
         self._at = 0
 
     def to(self, count: int) -> None:
-        """Set the options of the optimizer's groups to those after so many steps of the scheduler."""
+        """Set the options of the optimizer's groups as after this many steps of the scheduler."""
         if count < self._at:
             self._scheduler.load_state_dict(copy.deepcopy(self._start))
             for group, first in zip(self._optimizer.param_groups, self._first, strict=True):
                 group.update(copy.deepcopy(first))
             self._at = 0
-        self._optimizer._opt_called = True  # torch warns of a scheduler that moves before its optimizer
+        self._optimizer._opt_called = True  # else torch warns about a scheduler that steps before its optimizer
         while self._at < count:
             self._scheduler.step()
             self._at += 1
 
 
 class _ServerRate:
-    """The one learning rate that parameter servers take from a torch scheduler."""
+    """The learning rate of a torch scheduler, as parameter servers take it: one rate, and no other option changes."""
 
     def __init__(self, code: ModelFile, optimizer: Any, scheduler: Any, name: str) -> None:
         self._code, self._optimizer, self._name = code, optimizer, name
@@ -183,16 +187,16 @@ class _ServerRate:
         self._options = self._others()
 
     def at(self, count: int) -> float:
-        """The rate after so many steps of the scheduler."""
+        """The rate after this many steps of the scheduler."""
         self._steps.to(count)
         for option, value in self._others().items():
             if value != self._options[option]:
-                what = f"{self._name} also changes {option}, which the servers keep as it is"
-                raise ModelError(self._code.path, what, "Give it cycle_momentum=False.")
+                what = f"{self._name} also changes {option}, which parameter servers do not support"
+                raise ModelError(self._code.path, what, "Set cycle_momentum=False.")
         rates = {float(group["lr"]) for group in self._optimizer.param_groups}
         if len(rates) > 1:
             raise ModelError(
-                self._code.path, f"{self._name} gives parameter groups different rates", "Use one rate for all."
+                self._code.path, f"{self._name} gives parameter groups different rates", "Use one rate for all groups."
             )
         return rates.pop()
 

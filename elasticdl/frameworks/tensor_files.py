@@ -1,8 +1,8 @@
 """Safetensors files written piece by piece, so that a table larger than memory can be exported.
 
 The format: eight bytes with the length of a JSON header, the header (name: dtype, shape, data_offsets), the raw values.
-What does not fit into one file goes to several and an index of the form that model hubs use: `weight_map` says in which
-file a tensor is. A tensor larger than a file is cut along its first axis; its parts are called `name@first_row`.
+Several files have an index in the format of model hubs: `weight_map` maps each tensor to its file. A tensor larger than
+a file is cut along its first axis; its parts are called `name@first_row`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _COPY_BYTES = 1 << 22
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor whose values are read when they are written: `read(start, stop)` gives its rows in chunks."""
+    """A tensor whose values are read while it is written: `read(start, stop)` gives its rows in chunks."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     read: Callable[[int, int], Iterable[Array]]
-    first: int = 0  # where the rows of a part begin
+    first: int = 0  # the first row of a part
 
     @classmethod
     def of(cls, name: str, array: Array) -> Tensor:
@@ -50,7 +50,7 @@ class Tensor:
         return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
     def cut(self, limit_bytes: int) -> list[Tensor]:
-        """Parts of at most this many bytes, but of at least one row."""
+        """Parts of at most this many bytes, but at least one row."""
         if self.bytes <= limit_bytes or self.rows <= 1:
             return [self]
         step = max(1, limit_bytes // (self.bytes // self.rows))
@@ -66,8 +66,8 @@ class Tensor:
 
 
 def write(path: Path, tensors: Iterable[Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """One file; a tensor whose chunks do not add up to its shape is an error."""
-    # The widest types first, so that every tensor begins at a multiple of its own width.
+    """Write one file; a tensor whose chunks do not add up to its shape is an error."""
+    # The widest types first, so that every tensor starts at a multiple of its width.
     ordered = sorted(tensors, key=lambda t: (-t.dtype.itemsize, t.name))
     with path.open("wb") as f:
         f.write(_header([(t.name, t.dtype, t.shape) for t in ordered], metadata))
@@ -78,7 +78,7 @@ def write(path: Path, tensors: Iterable[Tensor], metadata: Mapping[str, str] | N
 
 
 def write_sharded(folder: Path, base: str, tensors: Iterable[Tensor], limit_bytes: int) -> list[str]:
-    """`base.safetensors`, or several files of at most `limit_bytes` of values and their index; their names."""
+    """Write `base.safetensors`, or an index and files of at most `limit_bytes` of values; returns the names."""
     whole = list(tensors)
     total = sum(t.bytes for t in whole)
     if total <= limit_bytes:
@@ -112,7 +112,7 @@ def write_index(folder: Path, base: str, weight_map: Mapping[str, str], metadata
 def write_rows(
     folder: Path, base: str, dim: int, chunks: Iterable[tuple[Array, Array]], limit_bytes: int, metadata: dict[str, str]
 ) -> list[str]:
-    """Pairs of ids and rows whose number shows only at the end: `ids` and `rows` of one file, or numbered of more."""
+    """Write `ids` and `rows`, whose number is unknown until the end; numbers follow the names in several files."""
     capacity = max(1, limit_bytes // (8 + 4 * dim))
     shards = [_RowFile(folder / f"{base}.0.partial", dim, capacity, metadata)]
     try:
@@ -138,7 +138,7 @@ def write_rows(
 
 
 class _RowFile:
-    """Ids and rows in one file while their number is not known: ids get room for all, which is closed up at the end."""
+    """Ids and rows in one file while their number is unknown: ids get the maximum room, and rows move up at the end."""
 
     def __init__(self, path: Path, dim: int, capacity: int, metadata: Mapping[str, str]) -> None:
         self.path, self.count = path, 0
@@ -151,7 +151,7 @@ class _RowFile:
         self._file.close()
 
     def add(self, ids: Array, rows: Array) -> int:
-        """Take as many as fit; how many that were."""
+        """Add as many rows as fit; returns how many."""
         taken = min(len(ids), self._capacity - self.count)
         self._file.seek(self._data + 8 * self.count)
         _put(self._file, ids[:taken], np.dtype(np.int64))
@@ -168,7 +168,7 @@ class _RowFile:
         self.close()
 
     def _close_up(self) -> None:
-        """Move the rows to where the ids end."""
+        """Move the rows to the end of the ids."""
         source, target = self._rows, self._data + 8 * self.count
         end = self._rows + 4 * self._dim * self.count
         while source < end and source != target:
@@ -190,7 +190,7 @@ class _RowFile:
 def _header(
     tensors: Iterable[tuple[str, np.dtype[Any], tuple[int, ...]]], metadata: Mapping[str, str] | None, size: int = 0
 ) -> bytes:
-    """The bytes before the values; with `size` that many."""
+    """The bytes before the values, padded to `size` if it is given."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, dtype, shape in tensors:
@@ -213,7 +213,7 @@ def _put(file: IO[bytes], values: Array, dtype: np.dtype[Any]) -> int:
 
 
 def open_all(folder: Path, base: str) -> dict[str, Array]:
-    """Every tensor of `base.safetensors`, or of the shards that its index names, mapped from disk."""
+    """Every tensor of `base.safetensors`, or of the shards in its index, mapped from disk."""
     index = folder / f"{base}.safetensors.index.json"
     files = [f"{base}.safetensors"]
     if index.exists():

@@ -1,4 +1,4 @@
-"""The user's own traceback: frames of their files kept, ours and the frameworks' dropped."""
+"""The user's part of a traceback: frames of ElasticDL and of the frameworks are dropped."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def _inside(filename: str, roots: Sequence[Path]) -> bool:
 
 
 def user_traceback(exc: BaseException, roots: Sequence[Path]) -> str:
-    """The traceback of `exc` reduced to frames under `roots`, the frame that raised (unless it is ours) and the error.
+    """The traceback of `exc` with only frames under `roots`, the frame that raised (unless it is ours) and the error.
 
-    The chain of causes stays: each link is trimmed in the same way.
+    The causes of the exception are kept and trimmed in the same way.
     """
     resolved = [root.resolve() for root in roots]
     shown = traceback.TracebackException.from_exception(exc)
@@ -40,14 +40,14 @@ def user_traceback(exc: BaseException, roots: Sequence[Path]) -> str:
 
 @contextmanager
 def user_code(path: str, roots: Sequence[Path], doing: str) -> Iterator[None]:
-    """Whatever the user's code raises inside becomes a ModelError with their traceback.
+    """Exceptions of the user's code inside become ModelErrors with the user's part of the traceback.
 
-    Our own errors pass, and so does running out of memory, which is the machine's trouble and not the model's.
+    Errors of ElasticDL pass unchanged. So does MemoryError, since it is about the machine and not about the model.
     """
     try:
         yield
     except (ElasticDLError, MemoryError):
         raise
-    except Exception as exc:  # the border to the user's code: anything may come
+    except Exception as exc:  # the border to the user's code: it may raise anything
         what = f"{type(exc).__name__} while {doing}"
         raise ModelError(path, what, traceback=user_traceback(exc, roots)) from exc

@@ -1,4 +1,4 @@
-"""The protocol between a worker and a model: what a step takes and gives, whatever framework computes it."""
+"""The protocol between a worker and a model, with any framework, in jobs with parameter servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasticdl.job.parameters import ParametersSpec
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one forward and backward pass gives. Every array is the caller's own: the next step does not touch it."""
+    """The result of one forward and backward pass. The next step does not change these arrays."""
 
     loss: float
     gradients: FloatArray  # flat, over the trainable variables in the order of ParametersSpec
@@ -24,7 +24,7 @@ class StepResult:
 
 
 class RowSource(Protocol):
-    """Where an embedding layer's rows come from during a forward pass."""
+    """Gives embedding layers their rows during a forward pass."""
 
     def rows(self, table: str, ids: IdArray) -> FloatArray:
         """The rows of these ids (unique, any order) as float32 [len(ids), dim]."""
@@ -33,7 +33,7 @@ class RowSource(Protocol):
 
 @runtime_checkable
 class OrderedRows(RowSource, Protocol):
-    """A row source that is fastest with ids in an order of its own."""
+    """A row source that is fastest with ids in its own order."""
 
     def distinct(self, ids: IdArray) -> tuple[IdArray, IdArray]:
         """The distinct ids in that order, and the position of each id among them."""
@@ -49,25 +49,25 @@ class TableExport(RowSource, Protocol):
 
 
 class Trainable(Protocol):
-    """A model, its loss and its metrics, built once per process."""
+    """A model, its loss and its metrics. A process builds it once."""
 
     @property
     def parameters(self) -> ParametersSpec:
-        """What the model puts on the parameter servers."""
+        """What of the model the parameter servers hold."""
         ...
 
     @property
     def schedule(self) -> Schedule | None:
-        """Of the learning rate; None where it is constant."""
+        """The schedule of the learning rate; None if the rate is constant."""
         ...
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know: which embeddings moved to the servers, and which large ones did not."""
+        """Messages for the user: which embeddings moved to the servers, and which large ones did not."""
         ...
 
     def initial(self) -> tuple[FloatArray, FloatArray]:
-        """Flat trainable values and flat state as built: equal in every process for one seed."""
+        """Flat trainable values and flat state of the new model: equal in every process with the same seed."""
         ...
 
     def assign(self, trainable: FloatArray, state: FloatArray) -> None:
@@ -75,11 +75,11 @@ class Trainable(Protocol):
         ...
 
     def step(self, features: Arrays, labels: Arrays, rows: RowSource) -> StepResult:
-        """Forward and backward in training mode. The model's trainable values stay as they were."""
+        """Forward and backward pass in training mode. Trainable values do not change."""
         ...
 
     def predict(self, features: Arrays, rows: RowSource) -> Arrays:
-        """Forward in inference mode."""
+        """Forward pass in inference mode."""
         ...
 
     def new_metrics(self) -> MetricsAccumulator:
@@ -87,5 +87,5 @@ class Trainable(Protocol):
         ...
 
     def export(self, directory: Path, rows: TableExport) -> list[str]:
-        """Write the model, with the values last assigned, for use without ElasticDL; the names of the files."""
+        """Write the model with the values assigned last, for use without ElasticDL; returns the names of the files."""
         ...

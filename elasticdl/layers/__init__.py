@@ -1,8 +1,6 @@
-"""Embedding layers whose rows live on the parameter servers: `Embedding` for Keras, `elasticdl.layers.torch.Embedding`.
+"""Embedding layers with rows on the parameter servers: `Embedding` for Keras, `elasticdl.layers.torch.Embedding`.
 
-`rows_from` answers them outside a job, from an exported model.
-
-Keras is imported on first use only, so that a torch model does not pay for it.
+`rows_from` gives them the rows of an exported model, outside a job. Keras is imported only when it is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Using elasticdl's embedding layers outside a job, with the rows of an exported model."""
+"""ElasticDL's embedding layers outside a job, with the rows of an exported model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from elasticdl.job.parameters import TableSpec
 
 @contextmanager
 def rows_from(directory: str | Path, model: Any = None) -> Iterator[None]:
-    """Inside, elasticdl's embedding layers read rows from the model exported to this directory.
+    """Inside, ElasticDL's embedding layers read rows from the model exported to this directory.
 
-    Layers of a torch model do not know what they are called in it: give the model. Rows stay on disk and are read as
-    they are asked for. An id that has no row is zeros.
+    Pass a torch model, since torch layers do not know their names in it. Rows stay on disk and are read on demand. An
+    id without a row reads as zeros.
     """
     torch_layers: Any = sys.modules.get("elasticdl.layers.torch")
     if model is not None and torch_layers is not None:
@@ -41,7 +41,7 @@ class FileRows:
     def __init__(self, directory: Path) -> None:
         described = directory / "model.json"
         if not described.exists():
-            raise DataError(str(directory), "there is no model.json", "Name the directory of an exported model.")
+            raise DataError(str(directory), "it has no model.json", "Use the directory of an exported model.")
         self._directory = directory
         self._described: dict[str, dict[str, Any]] = json.loads(described.read_text()).get("tables", {})
         self._tables: dict[str, _Table] = {}
@@ -54,8 +54,8 @@ class FileRows:
     def _open(self, table: str) -> _Table:
         if table not in self._described:
             known = ", ".join(self._described) or "none"
-            remedy = f"It has {known}: call the layer as it was called in the job."
-            raise DataError(str(self._directory), f"there is no table {table!r} in this exported model", remedy)
+            remedy = f"It has {known}: give the layer the name that it had in the job."
+            raise DataError(str(self._directory), f"this exported model has no table {table!r}", remedy)
         entry = self._described[table]
         if "tensor" in entry:
             name = entry["tensor"]
@@ -71,7 +71,7 @@ class FileRows:
 
 
 class _Table:
-    """Rows in one or more files, at the place of their id in `ids`; without ids the id is the place."""
+    """Rows in one or more files, at the position of their id in `ids`; without `ids` the id is the position."""
 
     def __init__(self, dim: int, parts: list[Array], ids: list[Array] | None) -> None:
         self._dim, self._parts = dim, parts
@@ -99,7 +99,7 @@ class _Table:
 
 
 class _FileLookup:
-    """Answers layers of any framework, outside compiled functions."""
+    """Gives layers of any framework their rows, outside compiled functions."""
 
     def __init__(self, source: RowSource) -> None:
         self._source = source
@@ -115,7 +115,7 @@ class _FileLookup:
         try:
             found = np.asarray(ids).astype(np.int64)
         except (TypeError, ValueError, NotImplementedError) as error:
-            what = "rows of an exported model are asked for inside a compiled function"
+            what = "a compiled function cannot read rows of an exported model"
             raise ModelError(f"layer {table.name!r}", what, "Call the model itself: model(features).") from error
         unique, inverse = np.unique(found, return_inverse=True)
         wanted, _ = without(padding, unique)

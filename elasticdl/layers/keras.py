@@ -1,4 +1,4 @@
-"""The Keras embedding layer whose rows live on the parameter servers."""
+"""The Keras embedding layer whose rows are on the parameter servers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from elasticdl.frameworks.rows import TableLayer, ZeroLookup, gather
 from elasticdl.job.parameters import InitializerSpec, TableSpec
 from elasticdl.layers.keras_bags import Combiner, combined, combined_ragged, is_ragged, ragged_rows
 
+_COMBINERS = "Create the layer with combiner='sum', 'mean' or 'sqrtn'."
+
 
 class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
-    """Like `keras.layers.Embedding`, for tables of any size: ids are integers, rows are born on first use.
+    """Like `keras.layers.Embedding`, for tables of any size: ids are integers, rows are created on first use.
 
-    `input_dim` may be left out (hashed ids); with it the exported model holds a plain Embedding layer. `combiner`
-    reduces the last axis of the ids to one row, and with `weights` of the ids' shape, `layer(ids, weights=w)`, to a
-    weighted one. The id `mask_value` (any integer, -1 too) is padding: it counts as nothing for the combiner, gets
-    zeros and has no row on the servers; without a combiner it becomes the mask of later layers. `mask_zero=True` is
-    `mask_value=0`. With the TensorFlow backend ids may be ragged or sparse tensors.
+    `input_dim` is optional (hashed ids); with it the exported model has a plain Embedding layer. `combiner` reduces the
+    last axis of the ids to one row; `layer(ids, weights=w)`, with weights of the ids' shape, reduces to a weighted row.
+    The id `mask_value` (any integer, also -1) is padding: the combiner ignores it, it gets zeros and has no row on the
+    servers. Without a combiner it becomes the mask of later layers. `mask_zero=True` means `mask_value=0`. With
+    TensorFlow, ids may be ragged or sparse tensors.
 
-    A row is kept from its `admit_after`-th push on, and dropped when no push touched it for `evict_after_steps` steps.
+    Servers keep a row from its `admit_after`-th push on, and drop it after `evict_after_steps` steps without a push.
     """
 
     def __init__(
@@ -42,18 +44,18 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
     ) -> None:
         super().__init__(**kwargs)
         if combiner not in (None, "sum", "mean", "sqrtn"):
-            raise ModelError("Embedding", f"combiner={combiner!r} is not known", "Use sum, mean, sqrtn or None.")
+            raise ModelError("Embedding", f"combiner={combiner!r} is not supported", "Use sum, mean, sqrtn or None.")
         if mask_zero and mask_value not in (None, 0):
-            raise self._wrong(f"mask_zero came with mask_value={mask_value}", "Give one of them.")
+            raise self._wrong(f"both mask_zero and mask_value={mask_value} are set", "Use one of them.")
         self.output_dim, self.input_dim = output_dim, input_dim
         self.mask_value, self.combiner = 0 if mask_zero else mask_value, combiner
         self.admit_after, self.evict_after_steps = admit_after, evict_after_steps
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.initializer = self._describe_initializer()
         self.supports_masking = self.mask_value is not None
-        self.autocast = False  # ids are not to be made floats
+        self.autocast = False  # ids must not become floats
         self._table = self.table(self.name)
-        self._plain_form = True  # as long as plain Keras layers can do the same
+        self._plain_form = True  # whether plain Keras layers can do the same
 
     def _describe_initializer(self) -> InitializerSpec:
         found = describe(self.embeddings_initializer, self.input_dim, self.output_dim)
@@ -63,7 +65,7 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
         raise ModelError(
             f"layer {self.name!r}",
             f"embeddings_initializer {name} is not supported: {found}",
-            f"Use {KNOWN}; with input_dim also {SCALED}.",
+            f"Use {KNOWN}, or with input_dim also {SCALED}.",
         )
 
     def table(self, name: str) -> TableSpec:
@@ -80,7 +82,7 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
         self._table = table
 
     def build(self, input_shape: Any) -> None:
-        self._ids_shape = tuple(input_shape)  # nothing to make: the rows are elsewhere
+        self._ids_shape = tuple(input_shape)  # no variables: the rows are on the servers
         self.built = True
 
     def call(self, inputs: Any, weights: Any = None) -> Any:
@@ -94,7 +96,7 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
         return rows if self.combiner is None else combined(rows, inputs, weights, self.combiner, self.mask_value)
 
     def _gather(self, ids: Any) -> Any:
-        if in_symbolic_scope():  # inside a layer of the user's own whose output shape Keras wants to know
+        if in_symbolic_scope():  # Keras determines the output shape of a user's layer
             return ZeroLookup(keras.ops).gather(self._table, ids)
         return gather(self._table, ids, self.mask_value)
 
@@ -102,27 +104,25 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
         dtype, shape = keras.backend.standardize_dtype(ids.dtype), tuple(ids.shape)
         if not keras.backend.is_int_dtype(dtype):
             raise self._wrong(
-                f"ids came as {dtype} of shape {shape}; they must be integers",
-                'Give the input an integer type: keras.Input(..., dtype="int64"). Floats lose ids above 2**24; text '
-                "has to be hashed or looked up in feed.",
+                f"ids have type {dtype} and shape {shape}; they must be integers",
+                'Use an input of integers: keras.Input(..., dtype="int64"). Floats lose ids above 2**24; text needs a '
+                "hash or a lookup in feed.",
             )
         ragged = is_ragged(ids)
         if ragged and len(shape) != 2:
-            raise self._wrong(
-                f"ragged ids of shape {shape} came", "Ragged and sparse ids have two axes: [records, ids]."
-            )
+            raise self._wrong(f"ragged ids have shape {shape}", "Ragged and sparse ids need two axes: [records, ids].")
         if ragged and self.combiner is None and not hasattr(ids, "with_values") and not _symbolic(ids):
-            raise self._wrong("sparse ids came without a combiner", "Give the layer combiner='sum', 'mean' or 'sqrtn'.")
+            raise self._wrong("sparse ids need a combiner", _COMBINERS)
         if self.combiner is not None and not 2 <= len(shape) <= 3:
             raise self._wrong(
-                f"ids of shape {shape} came to combiner={self.combiner!r}, which reduces the last of 2 or 3 axes",
-                "Give ids [records, ids] or [records, fields, ids]; for one id per record leave the combiner out.",
+                f"ids have shape {shape}; combiner={self.combiner!r} reduces the last of 2 or 3 axes",
+                "Pass ids [records, ids] or [records, fields, ids]. For one id per record remove the combiner.",
             )
         if weights is not None and self.combiner is None:
-            raise self._wrong("weights came without a combiner", "Give the layer combiner='sum', 'mean' or 'sqrtn'.")
+            raise self._wrong("weights need a combiner", _COMBINERS)
         if weights is not None and not ragged and not _fit(tuple(weights.shape), shape):
             raise self._wrong(
-                f"weights of shape {tuple(weights.shape)} came for ids of shape {shape}", "Give one weight per id."
+                f"weights have shape {tuple(weights.shape)}, but ids have shape {shape}", "Pass one weight per id."
             )
         if weights is not None or ragged:
             self._plain_form = False
@@ -158,15 +158,15 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
 
     @property
     def has_plain(self) -> bool:
-        """Whether `plain` can be made of this layer."""
+        """Whether this layer has a plain form."""
         return self.input_dim is not None and self._plain_form
 
     def plain(self) -> Any:
-        """Plain Keras that computes the same once the variable `embeddings` of the layer of this name is set."""
+        """Plain Keras layers that compute the same once the variable `embeddings` of the layer of this name is set."""
         assert self.input_dim is not None
         padding = self.mask_value
         if self.combiner is None and padding in (None, 0):
-            # The row of id 0 is zeros: what padding gets.
+            # The row of id 0 is zeros, as for padding.
             return keras.layers.Embedding(self.input_dim, self.output_dim, name=self.name, mask_zero=padding == 0)
         ids = keras.Input(batch_shape=self._ids_shape, dtype="int32")
         rows = keras.layers.Embedding(self.input_dim, self.output_dim, name=f"{self.name}_rows")

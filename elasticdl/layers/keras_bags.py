@@ -1,4 +1,4 @@
-"""Rows reduced per bag of ids, in terms of `keras.ops`; for ragged and sparse tensors in TensorFlow's."""
+"""Rows reduced per bag of ids, with `keras.ops`; ragged and sparse tensors with TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Combiner = Literal["sum", "mean", "sqrtn"]
 
 
 def combined(values: Any, ids: Any, weights: Any, combiner: Combiner | None, padding: int | None) -> Any:
-    """Rows reduced over the last axis of the ids; bags with no id but padding are zeros."""
+    """Rows reduced over the last axis of the ids; bags without ids, or only with padding, are zeros."""
     ops = keras.ops
     weights = _with_padding(ids, weights, padding, values.dtype)
     if weights is None:
@@ -38,13 +38,13 @@ def _measure(weights: Any, combiner: Combiner | None) -> Any:
 
 def _divided(total: Any, sums: Any, combiner: Combiner | None) -> Any:
     ops = keras.ops
-    # Where a bag is empty both are zero; the root of 1 keeps the gradient of the root of 0 away.
+    # For an empty bag both are zero. The root of 1 avoids the gradient of the root of 0.
     sums = ops.where(ops.equal(sums, 0), ops.ones_like(sums), sums)
     return total / (sums if combiner == "mean" else ops.sqrt(sums))
 
 
 def is_ragged(ids: Any) -> bool:
-    """Whether these are TensorFlow's ragged or sparse ids, or a Keras input that stands for such."""
+    """Whether these are ragged or sparse ids of TensorFlow, or a Keras input for such ids."""
     if isinstance(ids, keras.KerasTensor):
         return bool(getattr(ids, "ragged", False) or getattr(ids, "sparse", False))
     if keras.backend.backend() != "tensorflow":
@@ -55,7 +55,7 @@ def is_ragged(ids: Any) -> bool:
 
 
 def ragged_rows(ids: Any, rows: Any) -> Any:
-    """Rows in bags as those of the ids."""
+    """Rows in the bags of the ids."""
     return ids.with_values(rows)
 
 

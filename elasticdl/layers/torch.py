@@ -1,4 +1,4 @@
-"""The torch embedding layer whose rows live on the parameter servers."""
+"""The torch embedding layer whose rows are on the parameter servers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _INITIALIZERS = {
 
 
 class Embedding(TableLayer, torch.nn.Module):  # type: ignore[misc]
-    """Like `torch.nn.Embedding`, for tables of any size: ids are 64-bit integers, rows are born on first use.
+    """Like `torch.nn.Embedding`, for tables of any size: ids are 64-bit integers, rows are created on first use.
 
-    `num_embeddings` may be left out (hashed ids); with it the exported model holds a plain weight matrix.
-    `padding_idx` (any integer, -1 too) marks ids that count as nothing: zeros, no gradient, and no row on the servers.
-    `combiner` reduces each bag of ids to one row, as `torch.nn.EmbeddingBag` does: the last axis of a tensor, or bags
-    of different lengths as a list of 1-d tensors, as ids and offsets, or as a nested tensor.
+    `num_embeddings` is optional (hashed ids); with it the exported model has a plain weight matrix. `padding_idx` (any
+    integer, also -1) is an id to ignore: it gets zeros and no gradient, and has no row on the servers. `combiner`
+    reduces each bag of ids to one row, as `torch.nn.EmbeddingBag` does: the last axis of a tensor, or bags of different
+    lengths as a list of 1-d tensors, as ids and offsets, or as a nested tensor.
 
-    A row is kept from its `admit_after`-th push on, and dropped when no push touched it for `evict_after_steps` steps.
+    Servers keep a row from its `admit_after`-th push on, and drop it after `evict_after_steps` steps without a push.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Embedding(TableLayer, torch.nn.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if combiner not in (None, "sum", "mean", "sqrtn"):
-            raise ModelError("Embedding", f"combiner={combiner!r} is not known", "Use sum, mean, sqrtn or None.")
+            raise ModelError("Embedding", f"combiner={combiner!r} is not supported", "Use sum, mean, sqrtn or None.")
         if isinstance(initializer, str) and initializer not in _INITIALIZERS:
             known = ", ".join(_INITIALIZERS)
             raise ModelError(
-                "Embedding", f"initializer={initializer!r} is not known", f"Use {known}, or InitializerSpec."
+                "Embedding", f"initializer={initializer!r} is not supported", f"Use {known} or InitializerSpec."
             )
         self.embedding_dim, self.num_embeddings = embedding_dim, num_embeddings
         self.padding_idx, self.combiner = padding_idx, combiner

@@ -122,6 +122,6 @@ def test_an_exporter_that_continues_after_its_replacement_changes_nothing(
         if when == "when its successor is done":
             late.process.send_signal(signal.SIGCONT)
             done = answer(late)
-        assert done.number == 1 and "another process has begun to write the model since" in done.error
+        assert done.number == 1 and "another process has started a newer export" in done.error
         assert whole(output) == successor.name == names.replica_name("j", "worker", 1)
         assert set(conductor.finish().values()) == {0}

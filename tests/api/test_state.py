@@ -152,9 +152,9 @@ def test_a_pass_that_changes_a_buffer_outside_of_the_state_is_refused() -> None:
 
 
 def test_state_that_cannot_be_sent_is_refused_at_the_start() -> None:
-    with pytest.raises(ModelError, match="Extra: module '' has an extra state that is no tensor"):
+    with pytest.raises(ModelError, match="Extra: module '' has extra state that is not a tensor"):
         own(Extra(3, 1))
-    with pytest.raises(ModelError, match=r"parameter 'weight' is torch\.complex64; gradients are added as floats"):
+    with pytest.raises(ModelError, match=r"parameter 'weight' is torch\.complex64; gradients are summed as floats"):
         own(torch.nn.Linear(3, 1, dtype=torch.complex64))
     with pytest.raises(ModelError, match=r"'kept' is torch\.complex128.*\n.*complex64"):
         own(Counting(torch.zeros(2, dtype=torch.complex128)))

@@ -1,4 +1,4 @@
-"""The embedding layers whose rows live on the servers, one by one against plain numpy."""
+"""Each embedding layer whose rows are on the servers, against plain numpy."""
 
 from __future__ import annotations
 
@@ -220,50 +220,50 @@ def named(layer: Any) -> Any:
 WRONG: dict[str, tuple[Any, str, str]] = {
     "floats": (
         lambda: named(TorchEmbedding(2))(torch.tensor([1.5])),
-        r"layer 'items': ids came as torch.float32 of shape \(1,\)",
-        "make int64 ids in feed",
+        r"layer 'items': ids have type torch.float32 and shape \(1,\)",
+        "create int64 ids in feed",
     ),
     "text": (
         lambda: named(TorchEmbedding(2))(np.array(["a", "b"])),
-        r"layer 'items': ids came as <U1 of shape \(2,\)",
-        "text has to be hashed",
+        r"layer 'items': ids have type <U1 and shape \(2,\)",
+        "text needs a hash",
     ),
-    "truth": (lambda: named(TorchEmbedding(2))(torch.tensor([True])), "ids came as torch.bool", "must be integers"),
+    "truth": (lambda: named(TorchEmbedding(2))(torch.tensor([True])), "ids have type torch.bool", "must be integers"),
     "one axis": (
         lambda: named(TorchEmbedding(2, combiner="sum"))(torch.tensor([1, 2])),
-        r"layer 'items': ids of shape \(2,\) came to combiner='sum'",
-        "one bag after another needs offsets",
+        r"layer 'items': ids have shape \(2,\); combiner='sum'",
+        "or ids on one axis with offsets",
     ),
     "four axes": (
         lambda: named(TorchEmbedding(2, combiner="sum"))(torch.zeros((2, 2, 2, 2), dtype=torch.int64)),
-        r"ids of shape \(2, 2, 2, 2\) came to combiner='sum'",
-        r"Give ids \[records, ids\]",
+        r"ids have shape \(2, 2, 2, 2\); combiner='sum'",
+        r"Pass ids \[records, ids\]",
     ),
     "offsets that fall": (
         lambda: named(TorchEmbedding(2, combiner="sum"))(torch.arange(4), torch.tensor([0, 3, 2])),
-        r"offsets \[0, 3, 2\] do not cut 4 ids into bags",
-        "begin with 0 and never fall",
+        r"offsets \[0, 3, 2\] do not split 4 ids into bags",
+        "start with 0 and never decrease",
     ),
     "offsets that end early": (
         lambda: named(TorchEmbedding(2, combiner="sum", include_last_offset=True))(
             torch.arange(4), torch.tensor([0, 3])
         ),
-        r"offsets \[0, 3\] do not cut 4 ids into bags",
+        r"offsets \[0, 3\] do not split 4 ids into bags",
         "end with the number of ids",
     ),
     "a bag of two axes": (
         lambda: named(TorchEmbedding(2, combiner="sum"))([np.zeros((2, 2), np.int64)]),
-        r"a bag of shape \(2, 2\) came",
+        r"a bag has shape \(2, 2\)",
         "one 1-d array of ids per record",
     ),
     "weights without a combiner": (
         lambda: named(TorchEmbedding(2))(torch.tensor([[1]]), per_sample_weights=torch.ones(1, 1)),
-        "weights came without a combiner",
+        "weights need a combiner",
         "combiner='sum'",
     ),
     "weights of another shape": (
         lambda: named(TorchEmbedding(2, combiner="sum"))(torch.tensor([[1]]), per_sample_weights=torch.ones(1, 2)),
-        r"weights of shape \(1, 2\) came for ids of shape \(1, 1\)",
+        r"weights have shape \(1, 2\), but ids have shape \(1, 1\)",
         "one weight per id",
     ),
     "a negative id": (
@@ -278,24 +278,24 @@ WRONG: dict[str, tuple[Any, str, str]] = {
     ),
     "Keras floats": (
         lambda: KerasEmbedding(2, name="items")(keras.Input((3,))),
-        r"layer 'items': ids came as float32 of shape \(None, 3\); they must be integers",
+        r"layer 'items': ids have type float32 and shape \(None, 3\); they must be integers",
         'dtype="int64"',
     ),
     "Keras one axis": (
         lambda: KerasEmbedding(2, combiner="mean", name="items")(keras.Input((), dtype="int64")),
-        r"layer 'items': ids of shape \(None,\) came to combiner='mean'",
-        "for one id per record leave the combiner out",
+        r"layer 'items': ids have shape \(None,\); combiner='mean'",
+        "For one id per record remove the combiner",
     ),
     "Keras four axes": (
         lambda: KerasEmbedding(2, combiner="mean", name="items")(keras.Input((1, 2, 3), dtype="int64")),
-        r"ids of shape \(None, 1, 2, 3\) came",
+        r"ids have shape \(None, 1, 2, 3\)",
         r"\[records, fields, ids\]",
     ),
     "Keras weights of another shape": (
         lambda: KerasEmbedding(2, combiner="mean", name="items")(
             keras.Input((3,), dtype="int64"), weights=keras.Input((2,))
         ),
-        r"weights of shape \(None, 2\) came for ids of shape \(None, 3\)",
+        r"weights have shape \(None, 2\), but ids have shape \(None, 3\)",
         "one weight per id",
     ),
     "Keras id too large": (
@@ -306,12 +306,12 @@ WRONG: dict[str, tuple[Any, str, str]] = {
     "no admission": (
         lambda: TorchEmbedding(2, admit_after=0),
         "admit_after=0: input should be greater than or equal to 1",
-        "Mend the layer's arguments",
+        "Correct the arguments of the layer",
     ),
     "two kinds of padding": (
         lambda: KerasEmbedding(2, mask_zero=True, mask_value=-1, name="items"),
-        "layer 'items': mask_zero came with mask_value=-1",
-        "Give one of them",
+        "layer 'items': both mask_zero and mask_value=-1 are set",
+        "Use one of them",
     ),
 }
 
@@ -389,15 +389,15 @@ def test_keras_initializers_are_described(initializer: Any, expected: Initialize
 def test_an_initializer_that_needs_the_whole_matrix_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match="GlorotUniform is not supported: GlorotUniform depends on the number of ids"):
         KerasEmbedding(2, embeddings_initializer="glorot_uniform")
-    with pytest.raises(ModelError, match=r"Orthogonal is not supported: .* draws the whole matrix at once"):
+    with pytest.raises(ModelError, match=r"Orthogonal is not supported: .* creates the whole matrix at once"):
         KerasEmbedding(2, input_dim=9, embeddings_initializer="orthogonal")
-    with pytest.raises(ModelError, match="initializer='xavier' is not known"):
+    with pytest.raises(ModelError, match="initializer='xavier' is not supported"):
         TorchEmbedding(2, initializer="xavier")
 
 
 def test_an_unknown_combiner_is_refused() -> None:
     for layer in (KerasEmbedding, TorchEmbedding):
-        with pytest.raises(ModelError, match="combiner='max' is not known"):
+        with pytest.raises(ModelError, match="combiner='max' is not supported"):
             layer(2, combiner="max")
 
 

@@ -69,7 +69,7 @@ def test_both_spellings_of_the_tutorials_find_the_zoos_model(spelling: str) -> N
         ({"model_def": "net.modle.custom_model"}, "Nearest: net.model.custom_model"),
         ({"model_def": "custom_model"}, "not a dotted name"),
         ({"model_zoo": "/nowhere"}, "--model_zoo=/nowhere: no such directory"),
-        ({"loss": "losses.mse"}, "--loss=losses.mse: no module 'losses'"),
+        ({"loss": "losses.mse"}, "--loss=losses.mse: module 'losses' is not beside the model file"),
     ],
 )
 def test_what_cannot_be_found_is_a_usage_error(zoo: Path, changes: dict[str, str], message: str) -> None:
@@ -81,10 +81,10 @@ def test_what_cannot_be_found_is_a_usage_error(zoo: Path, changes: dict[str, str
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (without("loss"), "it defines no 'loss' (it has 'my_loss'; --loss takes another name)"),
-        (without("custom_model"), "it defines no 'custom_model'"),
-        (without("feed"), "it defines no 'feed'"),
-        (without("optimizer"), "it defines no 'optimizer'"),
+        (without("loss"), "it does not define 'loss' (it defines 'my_loss'; use --loss to name it)"),
+        (without("custom_model"), "it does not define 'custom_model'"),
+        (without("feed"), "it does not define 'feed'"),
+        (without("optimizer"), "it does not define 'optimizer'"),
         (GOOD.replace("loss(labels, predictions)", "loss(labels)"), "loss(labels) has the wrong arguments"),
         (GOOD.replace("feed(records, mode, metadata)", "feed(records)"), "feed(records) has the wrong arguments"),
         (GOOD.replace("custom_model(units=1)", "custom_model(units)"), "custom_model(units) has the wrong arguments"),
@@ -196,7 +196,7 @@ def test_parameters_are_read_without_evaluating_them() -> None:
 
 def test_a_model_that_needs_data_to_be_built_says_so(zoo: Path) -> None:
     text = GOOD + "\nclass Net(keras.Model):\n    def call(self, x): return x\n\ndef custom_model(): return Net()\n"
-    with pytest.raises(ModelError, match="no variables before it sees data"):
+    with pytest.raises(ModelError, match="creates its variables only when it sees data"):
         load_trainable(request(zoo, text), 1)
 
 

@@ -154,18 +154,18 @@ def test_layers_below_the_threshold_are_left_alone(framework: str, form: str) ->
 
 def test_the_user_is_told_what_moved() -> None:
     assert load("keras", "functional").notes == (
-        "Embedding 'words' (40 rows of 3, 0.0 MiB) lives on the parameter servers, since it is larger than "
-        "--table_threshold_bytes says",
+        "Embedding 'words' (40 rows of 3, 0.0 MiB) moved to the parameter servers (larger than "
+        "--table_threshold_bytes)",
     )
 
 
 @pytest.mark.parametrize(
     ("form", "reason"),
     [
-        ("regularized", "it has an embeddings_regularizer, which is about all of its rows"),
-        ("pretrained", "its values are not those of its embeddings_initializer"),
+        ("regularized", "it has an embeddings_regularizer, which needs all of its rows"),
+        ("pretrained", "its values do not come from its embeddings_initializer"),
         ("frozen", "it is frozen"),
-        ("truncated", "GlorotNormal draws from a truncated normal distribution"),
+        ("truncated", "GlorotNormal uses a truncated normal distribution"),
         ("tied", "the model also uses its weights directly"),
         ("tied_graph", "its weights are shared with another layer"),
     ],
@@ -174,7 +174,7 @@ def test_a_keras_layer_that_would_compute_something_else_stays(form: str, reason
     trainable, plain = load("keras", form), load("keras", form, 0)
     assert trainable.parameters == plain.parameters
     [note] = trainable.notes
-    assert note.startswith("Embedding 'words' (40 rows of 3, 0.0 MiB) is trained as a dense variable: ")
+    assert note.startswith("Embedding 'words' (40 rows of 3, 0.0 MiB) stays a dense variable: ")
     assert reason in note
     features, labels = batches()[0]
     none = MemoryRows(plain.parameters)
@@ -183,7 +183,7 @@ def test_a_keras_layer_that_would_compute_something_else_stays(form: str, reason
 
 
 def test_a_constraint_is_refused_and_not_lost_by_moving() -> None:
-    with pytest.raises(ModelError, match="has the constraint NonNeg, which the servers do not apply"):
+    with pytest.raises(ModelError, match="has the constraint NonNeg, which parameter servers do not support"):
         load("keras", "constrained")
 
 
@@ -197,8 +197,8 @@ def test_a_constraint_is_refused_and_not_lost_by_moving() -> None:
         ("by_frequency", "words", "it has scale_grad_by_freq=True"),
         ("padding_drawn", "words", "the row of its padding_idx is not zero"),
         ("max", "bags", "it has mode='max'"),
-        ("truncated", "bags", "its values were not drawn by an initializer that the servers know"),
-        ("pretrained", "bags", "its values were not drawn by an initializer that the servers know"),
+        ("truncated", "bags", "its values do not come from an initializer that servers support"),
+        ("pretrained", "bags", "its values do not come from an initializer that servers support"),
         ("frozen", "bags", "it is frozen"),
     ],
 )
@@ -206,7 +206,7 @@ def test_a_torch_layer_that_would_compute_something_else_stays(form: str, stays:
     trainable, plain = load("torch", form), load("torch", form, 0)
     assert {t.name for t in trainable.parameters.tables} == {"words", "bags"} - {stays}
     [note] = [n for n in trainable.notes if f"{stays!r}" in n]
-    assert "is trained as a dense variable: " in note and reason in note
+    assert "stays a dense variable: " in note and reason in note
     features, labels = batches()[0]
     rows = same_start(trainable, plain)
     assert trainable.step(features, labels, rows).loss == pytest.approx(
@@ -238,9 +238,11 @@ def test_keras_initializers_are_kept() -> None:
 def test_weights_that_are_used_directly_and_not_seen_before_are_asked_for_with_a_remedy() -> None:
     request = ModelRequest(str(MODELS), "words_torch.custom_model", params={"form": "direct"}, table_threshold_bytes=1)
     trainable = load_trainable(ModelFile(request), 7)  # no data to try the model on
-    with pytest.raises(Exception, match="its weights are used directly, but they live on the parameter servers") as e:
+    with pytest.raises(
+        Exception, match="the model uses its weights directly, but they are on the parameter servers"
+    ) as e:
         trainable.step(*batches()[0], MemoryRows(trainable.parameters))
-    assert "Give --table_threshold_bytes=0" in str(e.value)
+    assert "Set --table_threshold_bytes=0" in str(e.value)
 
 
 @pytest.mark.parametrize("strategy", ["AllreduceStrategy", "ParameterServerStrategy", "Local"])

@@ -30,7 +30,7 @@ def test_an_exporter_stopped_at_any_point_and_continued_at_any_other_harms_nobod
 
 @pytest.mark.parametrize("library", ["the system's word", "torch's own"])
 def test_who_is_too_late_is_told_so_and_changes_nothing(library: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="another process has begun"), published(tmp_path, "last") as late:
+    with pytest.raises(DataError, match="another process has started"), published(tmp_path, "last") as late:
         (late / "last").write_text("late")
         with published(tmp_path, "last") as folder:
             (folder / "last").write_text("in time")
@@ -54,7 +54,7 @@ def write(directory: Path, text: str, turn: Turn) -> None:
 
 def test_who_was_asked_before_gives_way_though_it_begins_when_all_is_done(tmp_path: Path) -> None:
     write(tmp_path, "asked later", Turn(7, 2))
-    with pytest.raises(DataError, match="another process has begun"):
+    with pytest.raises(DataError, match="another process has started"):
         write(tmp_path, "asked before", Turn(7, 1))
     assert (tmp_path / "last").read_text() == "asked later"
 
@@ -62,7 +62,7 @@ def test_who_was_asked_before_gives_way_though_it_begins_when_all_is_done(tmp_pa
 def test_who_was_asked_before_gives_way_though_it_begins_in_the_middle(tmp_path: Path) -> None:
     with published(tmp_path, "last", Turn(7, 2)) as folder:
         (folder / "last").write_text("asked later")
-        with pytest.raises(DataError, match="another process has begun"):
+        with pytest.raises(DataError, match="another process has started"):
             write(tmp_path, "asked before", Turn(7, 1))
     assert (tmp_path / "last").read_text() == "asked later"
 

@@ -240,17 +240,17 @@ def test_a_state_that_does_not_fit_is_refused_by_name(form: str) -> None:
     good = {name: t.clone() for name, t in replica.state().items()}
     first = next(name for name in good if name.startswith("model/"))
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({n: t for n, t in good.items() if n != first}, f"it has no {first}"),
+        ({n: t for n, t in good.items() if n != first}, f"the state has no {first}"),
         (good | {"model/other": torch.zeros(1)}, "the model has no model/other"),
-        (good | {first: torch.zeros(7)}, rf"{first} is float32 \[7\] in it and float32 \["),
+        (good | {first: torch.zeros(7)}, rf"{first} is float32 \[7\] in the state and float32 \["),
         (good | {first: good[first].double()}, f"{first} is float64"),
     ]
     before = digest(replica.state())
     for state, message in wrong:
-        with pytest.raises(ModelError, match=f"a state does not fit this model: {message}"):
+        with pytest.raises(ModelError, match=f"the state does not match this model: {message}"):
             replica.load(state)
     assert digest(replica.state()) == before
-    with pytest.raises(ModelError, match="a state does not fit this model"):
+    with pytest.raises(ModelError, match="the state does not match this model"):
         make(form, optimizer="optimizer").load(good)
 
 

@@ -52,7 +52,7 @@ def write(directory: Path, who: str, stop_at: int = NEVER) -> int:
                     target.path(name).write_text(who)
         status = DONE
     except DataError as error:
-        assert "another process has begun to write the model since" in str(error)
+        assert "another process has started a newer export" in str(error)
         status = TOO_LATE
     finally:
         os._exit(status)

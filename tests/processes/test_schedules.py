@@ -55,5 +55,6 @@ def test_a_schedule_that_raises_ends_the_job_with_its_name_and_lines(tmp_path: P
     code, result = job.finish()
     assert code == 1
     reason = str(result["reason"])
-    assert "ValueError while asking LearningRateScheduler(broken) for the learning rate of version 1" in reason
+    assert "ValueError while computing the learning rate of version 1" in reason
+    assert "with LearningRateScheduler(broken)" in reason
     assert "scheduled.py" in reason and "no rate for you" in reason and "elasticdl/worker" not in reason

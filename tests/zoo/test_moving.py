@@ -1,4 +1,4 @@
-"""A whole job whose model has a large plain embedding: its rows live on the servers and are plain weights at last."""
+"""A whole job with a large plain embedding: its rows are on the servers, and plain weights in the exported model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_large_plain_embedding_moves_to_the_servers_and_comes_back(tmp_path: P
     )  # fmt: skip
     code, _ = job.finish()
     assert code == 0, job.story()
-    said = "Embedding 'items' (100,000 rows of 8, 3.1 MiB) lives on the parameter servers"
+    said = "Embedding 'items' (100,000 rows of 8, 3.1 MiB) moved to the parameter servers"
     assert said in job.output.read_text()
     weights = load_file(tmp_path / "model" / "model.safetensors")
     assert {name: w.shape for name, w in weights.items()} == {

@@ -2,4 +2,4 @@
 
 import os
 
-os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads it when it is imported first
+os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads it on its first import

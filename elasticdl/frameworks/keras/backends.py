@@ -1,4 +1,4 @@
-"""The Trainable of a Keras model: its tables are found, and the backend that Keras runs on is picked."""
+"""The Trainable of a Keras model on the backend that Keras uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from elasticdl.job.parameters import TableSpec
 
 
 def keras_trainable(model: Any, code: ModelFile, seed: int, sample: Callable[[], Arrays] | None) -> Trainable:
-    """The Trainable of a Keras model on the backend that Keras runs on."""
+    """Bind the tables, build the model, move large embeddings and pick the backend."""
     _bind_tables(model, code)
     built(model, code, seed, sample)
     notes: list[str] = []
@@ -49,14 +49,14 @@ def _backend(model: Any, code: ModelFile, tables: tuple[TableSpec, ...]) -> Kera
 
 
 def _bind_tables(model: Any, code: ModelFile) -> tuple[TableSpec, ...]:
-    """Find the embedding layers whose rows live on the servers, and tell each its table."""
+    """Find the embedding layers whose rows are on the servers, and bind each to its table."""
     tables: dict[str, TableSpec] = {}
     for layer in model._flatten_layers():
         if not isinstance(layer, TableLayer):
             continue
         name = layer.name  # type: ignore[attr-defined]
         if name in tables:
-            raise ModelError(code.path, f"two Embedding layers are called {name!r}", "Give each a name of its own.")
+            raise ModelError(code.path, f"two Embedding layers are called {name!r}", "Give them different names.")
         tables[name] = layer.table(name)
         layer.bind(tables[name])
     return tuple(tables.values())

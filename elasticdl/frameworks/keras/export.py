@@ -1,4 +1,4 @@
-"""An exported Keras model: plain layers only, all rows inside; or named tensors, where that cannot be."""
+"""An exported Keras model: plain layers that hold all rows, or named tensors if that is impossible."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from elasticdl.job.parameters import TableSpec
 def export_model(
     model: Any, tables: tuple[TableSpec, ...], code: ModelFile, directory: Path, rows: TableExport
 ) -> list[str]:
-    """Write the model; the form depends on whether plain Keras layers can do what it does.
+    """Write the model; the format depends on whether plain Keras layers can replace ElasticDL's layers.
 
-    Without layers of elasticdl's it becomes `model.keras`; of a subclassed model that needs its class to load. A
-    functional or Sequential model with such layers becomes `model.keras` too, where each has a plain form and the
-    tables fit into one file. The rest are named tensors.
+    A model without ElasticDL's layers becomes `model.keras`; loading a subclassed model needs its class. A functional
+    or Sequential model with ElasticDL's layers becomes `model.keras` too, if each layer has a plain form and the tables
+    fit into one file. Other models become named tensors.
     """
     reference = code.reference()
     layers: dict[str, Any] = {layer.name: layer for layer in table_layers(model)}
@@ -48,7 +48,7 @@ def table_layers(model: Any) -> list[Any]:
 
 
 def _has_plain(model: Any, tables: list[TableSpec], layers: dict[str, Any]) -> bool:
-    """Whether a copy of the graph with plain layers is possible: none of elasticdl's is hidden in another layer."""
+    """Whether a copy of the graph with plain layers is possible: no layer of ElasticDL is hidden in another layer."""
     seen = {id(layer) for graph in _graphs(model) for layer in graph.layers}
     size = sum(4 * (t.input_dim or 0) * t.dim for t in tables)
     return size <= export.SHARD_BYTES and all(layers[t.name].has_plain and id(layers[t.name]) in seen for t in tables)
@@ -60,7 +60,7 @@ def _graphs(model: Any) -> list[Any]:
 
 
 def _plain(model: Any, tables: list[TableSpec], layers: dict[str, Any], rows: TableExport) -> Any:
-    """A copy of the model with plain layers, holding every row."""
+    """A copy of the model with plain layers that hold every row."""
 
     def plain_layer(layer: Any) -> Any:
         return layer.plain() if isinstance(layer, TableLayer) else layer.__class__.from_config(layer.get_config())
@@ -140,8 +140,8 @@ _LOAD_SHARDS = """\
 
 _TENSORS = """# An exported Keras model as named tensors
 
-Each variable is under its path, each table with a known number of ids under that of its layer, as `.../embeddings`.
-With ElasticDL installed, the model's own code serves as it is; rows are read from the files:
+Each variable has its path as name. Each table with a known number of ids has the path of its layer, `.../embeddings`.
+With ElasticDL installed, the model's code works unchanged and reads rows from the files:
 
     from elasticdl.layers import rows_from
     {imported}
@@ -150,21 +150,21 @@ With ElasticDL installed, the model's own code serves as it is; rows are read fr
 
     model = {made}
     with rows_from("."):
-        model(features)  # a first batch, which makes the variables of a subclassed model
+        model(features)  # a first batch, on which a subclassed model creates its variables
         for variable in model.variables:
             variable.assign(values[variable.path])
         predictions = model(features)
 
-Inside `rows_from` call the model itself: `model.predict` and compiled functions do not ask for rows on the way.
+Inside `rows_from`, call the model itself: `model.predict` and compiled functions cannot read rows.
 """
 
 _WITHOUT = """
-Without ElasticDL, use these layers in place of elasticdl's, and leave `rows_from` out:
+Without ElasticDL, replace its layers with these and remove `rows_from`:
 
 {layers}
 """
 
 _OPEN = """
-{names}: files of `ids`, in no order, and their `rows`; more than one file has an index, and numbers behind these names.
-An id without a row is read as zeros.
+{names}: files with `ids` (not sorted) and their `rows`. Several files have an index, and numbers after these names.
+An id without a row reads as zeros.
 """

@@ -1,4 +1,4 @@
-"""Keras on the JAX backend: a step is one compiled function of flat values, rows and a batch."""
+"""Keras on JAX: a step is one compiled function of flat values, rows and a batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elasticdl.job.parameters import TableSpec
 
 
 class JaxBackend(KerasTrainable):
-    """Values live here as flat arrays; the model's own variables are written only for an export."""
+    """Values are flat arrays here; the model's own variables are written only for an export."""
 
     def __init__(self, model: Any, code: ModelFile, tables: tuple[TableSpec, ...]) -> None:
         super().__init__(model, code, tables)
@@ -28,7 +28,7 @@ class JaxBackend(KerasTrainable):
         self._locals = [v.value for v in self._local]
         local = {id(v) for v in self._local}
         self._is_local = [id(v) in local for v in model.non_trainable_variables]
-        self._asked: dict[bool, list[Asked]] = {}  # training or not: the tables in the order they are looked up
+        self._asked: dict[bool, list[Asked]] = {}  # for training and prediction: the look-ups in their order
         self._ids = jax.jit(self._find_ids, static_argnums=0)
         self._step = jax.jit(jax.value_and_grad(self._losses, argnums=(0, 1), has_aux=True))
         self._predict = jax.jit(self._predictions)
@@ -108,13 +108,13 @@ class JaxBackend(KerasTrainable):
 
 
 def checked(array: Any, path: str) -> Any:
-    """An array as JAX takes it: it keeps integers in 32 bits; a larger id would silently become another one."""
+    """An array for JAX, which has 32-bit integers: a larger id is an error, since JAX would silently change it."""
     found = narrowed(array)
     refuse_text(found)
     if found.dtype in (np.int64, np.uint64) and found.size and not -(2**31) <= found.min() <= found.max() < 2**31:
         raise ModelError(
             path,
             f"feed gives integers up to {found.max()}; JAX computes with 32-bit integers",
-            "Hash ids into fewer than 2**31, or run Keras on torch or tensorflow.",
+            "Hash ids into fewer than 2**31, or use Keras with torch or tensorflow.",
         )
     return found

@@ -1,4 +1,4 @@
-"""Keras metrics as measures whose state adds up across workers."""
+"""Keras metrics as measures whose states can be added across workers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def measure(metric: Any, code: ModelFile) -> Measure:
         metric = metric()
     if isinstance(metric, keras.metrics.Metric):
         return _MetricMeasure(metric, code)
-    return MeanMeasure(metric, code)  # of numpy arrays, which keras.ops takes as well
+    return MeanMeasure(metric, code)  # of numpy arrays, which keras.ops accept
 
 
 class _MetricMeasure:
-    """A Keras metric: its variables are sums, so those of several workers are added."""
+    """A Keras metric. Its variables are sums, so the variables of several workers are added."""
 
     def __init__(self, metric: Any, code: ModelFile) -> None:
         self._metric, self._code = metric, code
@@ -45,7 +45,7 @@ class _MetricMeasure:
 
     def add(self, state: State) -> None:
         shapes = tuple(int(n) for n in state["labels"]), tuple(int(n) for n in state["predictions"])
-        if self._shapes is None:  # some metrics make their variables when they first see data: show them its shape
+        if self._shapes is None:  # some metrics create variables on their first data: show them its shape
             self._metric.update_state(np.zeros(shapes[0], np.float32), np.zeros(shapes[1], np.float32))
             self._metric.reset_state()
             self._shapes = shapes

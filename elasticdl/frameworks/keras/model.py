@@ -1,4 +1,4 @@
-"""What every use of a Keras 3 model needs: it is seeded, built, called and its variables are read."""
+"""What every use of a Keras 3 model needs: to seed it, build it, call it and read its variables."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from elasticdl.frameworks.rows import ZeroLookup, answered_by
 
 
 def seed_everything(seed: int) -> None:
-    """Make names and initial values of what is built next a function of the seed."""
-    keras.utils.clear_session()  # automatic layer names count from one again
+    """Make names and initial values of the next model a function of the seed."""
+    keras.utils.clear_session()  # automatic layer names start from one again
     keras.utils.set_random_seed(seed % 2**32)
-    # We trim tracebacks ourselves; Keras would replace exceptions by its own, also those of a row source.
+    # ElasticDL trims tracebacks; Keras would also replace exceptions, even those of a row source.
     keras.config.disable_traceback_filtering()
 
 
 class KerasModel:
-    """How a Keras model is called, whoever keeps its values."""
+    """How a Keras model is called, wherever its values are."""
 
     def __init__(self, model: Any, code: ModelFile) -> None:
         self._model, self._code = model, code
         declared = model.inputs if isinstance(model, keras.src.models.functional.Functional) else []
         self._narrow_inputs = [i.name for i in declared if i.dtype == "int32"]
-        # A model whose call takes no `training` decides for itself, as under Keras' own fit.
+        # A model whose call takes no `training` decides itself, as in the fit method of Keras.
         takes_training = getattr(model, "_call_has_training_arg", True)
         self._when_training = {"training": True} if takes_training else {}
         self._when_predicting = {"training": False} if takes_training else {}
@@ -41,7 +41,7 @@ class KerasModel:
             return MetricsAccumulator({n: measure(m, self._code) for n, m in self._code.metrics().items()})
 
     def _inputs(self, features: Arrays) -> Any:
-        """Features as tensors. Keras would silently cut integers to the width of its inputs: that is refused."""
+        """Features as tensors. Integers too wide for their input are an error: Keras would truncate them silently."""
         for name in self._narrow_inputs:
             given = features.get(name) if isinstance(features, dict) else features
             array = np.asarray(given) if isinstance(given, np.ndarray) else np.zeros(0, np.int32)
@@ -51,7 +51,7 @@ class KerasModel:
         return map_arrays(as_tensor, features)
 
     def _loss(self, labels: Any, predictions: Any, added: Sequence[Any]) -> Any:
-        """The scalar to differentiate: the user's loss and what layers added (regularizers, add_loss)."""
+        """The scalar to differentiate: the user's loss and the losses of layers (regularizers, add_loss)."""
         loss = self._code.loss(labels, predictions)
         if len(loss.shape):
             loss = keras.ops.mean(loss)
@@ -61,7 +61,7 @@ class KerasModel:
 
 
 def as_tensor(array: Any) -> Any:
-    """What `feed` gives as a tensor of the backend; TensorFlow's ragged and sparse tensors stay what they are."""
+    """A value from `feed` as a tensor of the backend; ragged and sparse tensors of TensorFlow stay as they are."""
     if type(array).__module__.split(".")[0] == "tensorflow":
         return array
     found = narrowed(array)
@@ -76,25 +76,25 @@ def _fits(array: Any) -> bool:
 
 
 def built(model: Any, code: ModelFile, seed: int, sample: Callable[[], Arrays] | None) -> None:
-    """See to it that the model has its variables, which it may make only when it sees data."""
+    """Make the model create its variables; some models need a first batch for that."""
     if all(layer.built for layer in model._flatten_layers()):
         return
     if sample is None:
         if model.built:
-            return  # the layers not built are not used
+            return  # layers that are not built are not used
         raise ModelError(
             code.path,
-            "the model has no variables before it sees data",
+            "the model creates its variables only when it sees data",
             "Build it in custom_model: call it once on keras.Input tensors, or `model.build(input_shape)`.",
         )
     features = sample()
-    keras.utils.set_random_seed(seed % 2**32)  # reading the sample may have drawn random numbers
+    keras.utils.set_random_seed(seed % 2**32)  # reading the sample may have used random numbers
     try_out(model, code, lambda: features)
 
 
 def try_out(model: Any, code: ModelFile, sample: Callable[[], Arrays]) -> None:
     features = map_arrays(as_tensor, sample())
-    with code.running("trying the model on a first batch"), answered_by(ZeroLookup(keras.ops)):
+    with code.running("running the model on a first batch"), answered_by(ZeroLookup(keras.ops)):
         model(features)
 
 
@@ -118,7 +118,7 @@ def size(variable: Any) -> int:
 
 
 def check_paths(variables: Sequence[Any], code: ModelFile) -> None:
-    """Variables are known by their paths, so no two may have the same."""
+    """Raise ModelError if two variables have one path, since paths identify variables."""
     seen = set()
     for v in variables:
         if v.path in seen:
@@ -127,5 +127,5 @@ def check_paths(variables: Sequence[Any], code: ModelFile) -> None:
 
 
 def unknown_backend(code: ModelFile) -> ModelError:
-    what = f"Keras runs on the {keras.backend.backend()!r} backend"
+    what = f"Keras uses the {keras.backend.backend()!r} backend, which is not supported"
     return ModelError(code.path, what, "Set KERAS_BACKEND to torch, jax or tensorflow.")

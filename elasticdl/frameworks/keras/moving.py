@@ -1,4 +1,4 @@
-"""Plain `keras.layers.Embedding` layers moved to the parameter servers, and back into the model for its export."""
+"""Plain `keras.layers.Embedding` layers move to the parameter servers, and back into the model for its export."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _Embedding: Any = keras.layers.Embedding
 
 
 class MovedEmbedding(TableLayer, _Embedding):  # type: ignore[misc]
-    """A `keras.layers.Embedding` whose rows live on the parameter servers.
+    """A `keras.layers.Embedding` whose rows are on the parameter servers.
 
-    As in the plain layer id 0 has a row of its own, also where `mask_zero` makes it the mask of later layers.
+    As in the plain layer, id 0 has its own row, even if `mask_zero` makes it the mask of later layers.
     """
 
     origin: _Origin
@@ -34,7 +34,7 @@ class MovedEmbedding(TableLayer, _Embedding):  # type: ignore[misc]
 
     @property
     def embeddings(self) -> Any:
-        """The user's own code may ask for it, while the model is tried out."""
+        """User code may read it while the model runs on a first batch."""
         self.used_directly = True
         if self.origin.variable is None:
             raise gone(self.name)
@@ -61,14 +61,14 @@ class MovedEmbedding(TableLayer, _Embedding):  # type: ignore[misc]
         self.restore(variable)
 
     def restore(self, variable: Any) -> None:
-        """Be the plain layer with this variable."""
+        """Become the plain layer with this variable."""
         _become(self, _Embedding)
         self._tracker.unlock()
         self._embeddings = variable  # tracked by being an attribute
         self._tracker.lock()
 
     def new_variable(self, values: FloatArray) -> Any:
-        """A variable like the one it had."""
+        """A variable like the one that the layer had."""
         variable = keras.Variable(values, dtype=self.variable_dtype, trainable=True, name="embeddings")
         variable._path = self.origin.path
         return variable
@@ -76,7 +76,7 @@ class MovedEmbedding(TableLayer, _Embedding):  # type: ignore[misc]
 
 @dataclass
 class _Origin:
-    """What a moved layer was."""
+    """What a moved layer was before."""
 
     variable: Any
     path: str
@@ -84,9 +84,9 @@ class _Origin:
 
 
 def move_embeddings(model: Any, threshold_bytes: int, probe: Callable[[], Any] | None) -> list[str]:
-    """Move the embeddings of at least this size; notes for the user.
+    """Move the embeddings of at least this size; returns notes for the user.
 
-    The probe is run only where code of the user's own could use the weights of a layer.
+    The probe runs only if the model has user code, which could use the weights of a layer.
     """
     own_code = any(type(layer).__module__.split(".")[0] != "keras" for layer in _layers(model))
     return move_all(_candidates(model, threshold_bytes), probe if own_code else None)
@@ -125,18 +125,18 @@ def _hindrance(model: Any, layer: Any, spec: InitializerSpec | str, same_name: b
         return f"its weights are {variable.dtype}"
     for option in ("embeddings_regularizer", "embeddings_constraint"):
         if getattr(layer, option) is not None:
-            return f"it has an {option}, which is about all of its rows"
+            return f"it has an {option}, which needs all of its rows"
     if same_name:
         return "another Embedding layer has the same name"
     if isinstance(spec, str):
         return f"its embeddings_initializer {spec}"
     if not np.array_equal(to_numpy(variable.value), to_numpy(layer.embeddings_initializer(variable.shape, "float32"))):
-        return "its values are not those of its embeddings_initializer: they were set by the model's own code"
+        return "its values do not come from its embeddings_initializer: the model's code set them"
     return None
 
 
 def _in_graph(model: Any, variable: Any) -> bool:
-    """Whether a functional model has the variable as the argument of an operation."""
+    """Whether a functional model passes the variable to an operation."""
     graphs = [layer for layer in [model, *_layers(model)] if isinstance(layer, keras.src.models.functional.Functional)]
     return any(
         argument is variable
@@ -170,7 +170,7 @@ def _become(layer: Any, kind: Any) -> None:
 
 @contextmanager
 def plain_again(model: Any, rows: TableExport) -> Iterator[None]:
-    """Inside, moved layers are plain ones again and hold all their rows."""
+    """Inside, moved layers are plain layers again and hold all their rows."""
     with ExitStack() as stack:
         for layer in _layers(model):
             if isinstance(layer, MovedEmbedding):

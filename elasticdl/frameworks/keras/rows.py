@@ -1,8 +1,8 @@
-"""Rows for Keras backends that compile a step: the ids are found first, rows and positions are arguments.
+"""Rows for Keras backends that compile a step: ids are collected first, rows and positions are arguments.
 
-A first compiled function runs the model for its ids alone (the compiler drops the rest). The rows of the unique ids
-are then pulled, and the step takes them as arguments. Both functions run the same model code, so the n-th
-look-up of one is the n-th of the other.
+A first compiled function runs the model only for its ids (the compiler drops the rest). The worker then pulls the rows
+of the unique ids, and the step takes them as arguments. Both functions run the same model code, so their look-ups have
+the same order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Asked(NamedTuple):
 
 
 class IdRecorder(ZeroLookup):
-    """Notes the ids that layers ask for, and answers zeros."""
+    """Records the ids that layers look up, and gives them zeros."""
 
     def __init__(self) -> None:
         super().__init__(keras.ops)
@@ -42,7 +42,7 @@ class IdRecorder(ZeroLookup):
 
 
 class ArgumentLookup:
-    """Answers layers from rows and positions that are arguments of the compiled step."""
+    """Gives layers rows, which are arguments of the compiled step together with their positions."""
 
     def __init__(self, rows: dict[str, Any], positions: list[Any]) -> None:
         self._rows, self._positions = rows, iter(positions)
@@ -67,10 +67,10 @@ class PulledRows:
 def pull(
     tables: tuple[TableSpec, ...], asked: list[Asked], found: list[Any], source: RowSource, padded: bool
 ) -> PulledRows:
-    """Pull the rows of the recorded ids, once per table. After them stands a row of zeros, the padding's.
+    """Pull the rows of the recorded ids, once per table. A row of zeros follows them, for the padding.
 
-    With `padded` the number of rows is rounded up to a power of two, so that a compiler which needs fixed
-    shapes sees few of them.
+    With `padded` the number of rows is rounded up to a power of two, so that a compiler that needs fixed shapes
+    compiles few of them.
     """
     arrays = [np.asarray(ids).astype(np.int64) for ids in found]
     unique: dict[str, IdArray] = {}

@@ -1,4 +1,4 @@
-"""Keras on the TensorFlow backend: assignment, step and prediction are graph functions."""
+"""Keras on TensorFlow: assignment, step and prediction are graph functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elasticdl.job.parameters import TableSpec
 
 
 class TensorflowBackend(KerasTrainable):
-    """Values live in the model's variables; TensorFlow's own sparse gradients are made dense."""
+    """Values are in the model's variables; sparse gradients of TensorFlow become dense."""
 
     def __init__(self, model: Any, code: ModelFile, tables: tuple[TableSpec, ...]) -> None:
         super().__init__(model, code, tables)
@@ -66,7 +66,7 @@ class TensorflowBackend(KerasTrainable):
     def _find_ids(self, inputs: Arrays, training: bool) -> list[Any]:
         recorder = IdRecorder()
         with answered_by(recorder):
-            # Nothing but the ids is returned, so the graph keeps nothing else; statistics must not move here.
+            # The graph keeps only what the ids need. Prediction mode, so that statistics do not change.
             self._model(inputs, **self._when_predicting)
         self._asked[training] = recorder.asked
         return recorder.ids

@@ -1,4 +1,4 @@
-"""Keras on the torch backend: eager, rows pulled in the middle of the pass."""
+"""Keras on torch: eager, rows are pulled during the forward pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from elasticdl.job.parameters import TableSpec
 
 
 class TorchBackend(KerasTrainable):
-    """A variable's value is a torch parameter; its gradient appears there."""
+    """The value of a variable is a torch parameter, which also gets the gradient."""
 
     def __init__(self, model: Any, code: ModelFile, tables: tuple[TableSpec, ...]) -> None:
         super().__init__(model, code, tables)

@@ -20,7 +20,7 @@ from elasticdl.job.parameters import ParametersSpec, TableSpec, VariableSpec
 
 
 class KerasTrainable(KerasModel, ABC):
-    """Variables by their paths. Float variables that no gradient moves are state; integers and seeds stay local."""
+    """Variables by their paths. Float variables without a gradient are state; integers and seeds stay in the worker."""
 
     notes: tuple[str, ...] = ()
 
@@ -60,11 +60,11 @@ class KerasTrainable(KerasModel, ABC):
         return export_model(self._model, self._tables, self._code, directory, rows)
 
     def _optimizer_parameters(self) -> Sequence[Any]:
-        """What an `optimizer(parameters)` receives."""
+        """The argument of `optimizer(parameters)`."""
         return []
 
     def _write_variables(self) -> None:
-        """Bring the model's own variables up to date, where `assign` keeps values elsewhere."""
+        """Update the model's variables, if `assign` keeps values elsewhere."""
         return
 
 
@@ -78,7 +78,6 @@ def _check_variables(variables: Sequence[Any], code: ModelFile) -> None:
                 "Build the layer with dtype float32 (or mixed_float16, whose variables are float32).",
             )
         if v.trainable and v.constraint is not None:
-            what = (
-                f"variable {v.path!r} has the constraint {type(v.constraint).__name__}, which the servers do not apply"
-            )
-            raise ModelError(code.path, what, "Leave the constraint out, or use a regularizer.")
+            kind = type(v.constraint).__name__
+            what = f"variable {v.path!r} has the constraint {kind}, which parameter servers do not support"
+            raise ModelError(code.path, what, "Remove the constraint or use a regularizer.")

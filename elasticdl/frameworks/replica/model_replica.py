@@ -1,4 +1,4 @@
-"""The protocol between an all-reduce worker and its model: every worker holds all of it, with its optimizer."""
+"""The protocol between an all-reduce worker and its model. Every worker holds the whole model and its optimizer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class ModelReplica(Protocol):
-    """A model, its optimizer and its buffers as last committed. Parts are pure functions of them.
+    """A model, its optimizer and its buffers as last committed. Parts of a step are pure functions of them.
 
-    The flat vector of a part is [gradients | moves of the buffers]: what the pass added to float buffers (batch-norm
-    statistics) and to integer ones (counters). As differences, buffers that stand still are exactly zero, so they stay
-    what they are whatever the weights of the mean; counters, which move alike in every part, move as by one pass.
+    The flat vector of a part is [gradients | moves of the buffers]. Moves are what the pass added to float buffers
+    (batch-norm statistics) and integer buffers (counters). The moves of unchanged buffers are exactly zero, so the mean
+    leaves these buffers unchanged. Counters move equally in every part, so their mean is the move of one pass.
     """
 
     @property
@@ -29,53 +29,53 @@ class ModelReplica(Protocol):
 
     @property
     def gradient_size(self) -> int:
-        """Floats of the flat gradient."""
+        """The number of floats in the flat gradient."""
         ...
 
     @property
     def buffer_size(self) -> int:
-        """Floats of the moves of buffers."""
+        """The number of floats in the moves of buffers."""
         ...
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know about how the model is trained."""
+        """Messages for the user about how the model is trained."""
         ...
 
     @property
     def values(self) -> Values | None:
-        """The tensors of a model whose gradients torch makes one after another; they can be watched."""
+        """The tensors of a model whose gradients torch computes one after another, so that they can be sent early."""
         ...
 
     def part(self, features: Arrays, labels: Arrays, seed: int, room: int = 0) -> tuple[float, torch.Tensor]:
-        """Forward and backward of some records in training mode, all random numbers drawn from `seed`.
+        """Forward and backward pass of some records in training mode, with all random numbers from `seed`.
 
-        The mean loss of the records, and a fresh flat float32 tensor on `device`, with room for so many floats more at
-        its end. Parameters and buffers stay as committed.
+        Returns the mean loss of the records and a new flat float32 tensor on `device`, with space for `room` more
+        floats at its end. Parameters and buffers stay as committed.
         """
         ...
 
     def apply(self, mean: torch.Tensor, step: int, epoch: int, rate_scale: float = 1.0) -> None:
-        """Commit a step: the optimizer takes the mean gradient, buffers take the mean of their moves.
+        """Commit a step: the optimizer gets the mean gradient, buffers get the mean of their moves.
 
-        `step` is the number of this step, `epoch` the one it belongs to, both from 0: learning-rate schedules depend on
-        them alone. The rate is multiplied by `rate_scale`. `mean` is given away.
+        `step` and `epoch` are the numbers of this step and its epoch, both from 0. Learning-rate schedules depend only
+        on them. The rate is multiplied by `rate_scale`. The caller must not use `mean` afterwards.
         """
         ...
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Everything a newcomer needs, by name: "model/…", "optimizer/…". To be read before the next `apply`.
+        """Everything that a new worker needs, by name: "model/…", "optimizer/…". Read it before the next `apply`.
 
-        Of torch models these are the live tensors.
+        For torch models these are the live tensors.
         """
         ...
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take a state of the same model and optimizer, from any process; what does not fit is a ModelError."""
+        """Load a state of the same model and optimizer, from any process; ModelError if it does not match."""
         ...
 
     def predict(self, features: Arrays) -> Arrays:
-        """Forward in inference mode; random state and buffers stay as they are."""
+        """Forward pass in inference mode; random state and buffers do not change."""
         ...
 
     def new_metrics(self) -> MetricsAccumulator:
@@ -83,18 +83,18 @@ class ModelReplica(Protocol):
         ...
 
     def export(self, directory: Path) -> list[str]:
-        """Write the model for use without ElasticDL; the names of the files."""
+        """Write the model for use without ElasticDL; returns the names of the files."""
         ...
 
 
 def refuse_tables(names: Iterable[str], path: str) -> None:
-    """Rows on parameter servers have no place where there are none."""
+    """Raise ModelError for embedding layers with these names, whose rows need parameter servers."""
     found = sorted(names)
     if found:
         raise ModelError(
             path,
-            f"elasticdl's Embedding {', '.join(map(repr, found))} keeps its rows on parameter servers, which an "
+            f"ElasticDL's Embedding {', '.join(map(repr, found))} keeps its rows on parameter servers, which an "
             "all-reduce job does not have",
-            "Use the framework's own Embedding, which every worker then holds whole, or "
+            "Use the Embedding of Keras or PyTorch (every worker then holds the whole table), or "
             "--distribution_strategy=ParameterServerStrategy.",
         )

@@ -1,4 +1,4 @@
-"""The state of a model that all workers share: its names, its types of tensors, and whether it fits a model."""
+"""The state that workers of an all-reduce job share: names, types of tensors, and whether it matches a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticdl.errors import ModelError
 
 # Prefixes of the names in a state.
 MODEL, OPTIMIZER = "model/", "optimizer/"
-# All types that both workers and safetensors files know, by their names there (which has none for complex128).
+# All types that workers can exchange, by their names in safetensors files, which have none for complex128.
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
@@ -21,18 +21,18 @@ DTYPES = {
 
 
 def refuse_unknown(path: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """At the start, rather than when the first newcomer or the first checkpoint is due."""
+    """Raise ModelError at the start, rather than at the first new worker or the first checkpoint."""
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
-            what = f"{name!r} is {tensor.dtype}, which can neither be handed to other workers nor saved"
+            what = f"{name!r} is {tensor.dtype}, which cannot be sent to other workers or saved"
             other = "complex64, or its two parts as real tensors" if tensor.is_complex() else "another type"
-            raise ModelError(path, what, f"Keep it as {other}.")
+            raise ModelError(path, what, f"Use {other}.")
 
 
 def check_state(path: str, expected: Mapping[str, Any], given: Mapping[str, torch.Tensor]) -> None:
-    """The same names, each with the same shape and type; `expected` are tensors."""
+    """Raise ModelError unless both have the same names with the same shapes and types; `expected` are tensors."""
     if missing := sorted(expected.keys() - given.keys()):
-        raise misfit(path, f"it has no {_some(missing)}")
+        raise misfit(path, f"the state has no {_some(missing)}")
     if unknown := sorted(given.keys() - expected.keys()):
         raise misfit(path, f"the model has no {_some(unknown)}")
     for name, tensor in expected.items():
@@ -43,12 +43,12 @@ def check_shape(path: str, name: str, mine: Any, theirs: torch.Tensor) -> None:
     if tuple(mine.shape) != tuple(theirs.shape) or mine.dtype != theirs.dtype:
         wants = f"{str(mine.dtype).removeprefix('torch.')} {list(mine.shape)}"
         holds = f"{str(theirs.dtype).removeprefix('torch.')} {list(theirs.shape)}"
-        raise misfit(path, f"{name} is {holds} in it and {wants} in the model")
+        raise misfit(path, f"{name} is {holds} in the state and {wants} in the model")
 
 
 def misfit(path: str, what: str) -> ModelError:
-    remedy = "Use the model file, with the same --aux_params, that the state came from."
-    return ModelError(path, f"a state does not fit this model: {what}", remedy)
+    remedy = "Use the model file and the --aux_params that the state was saved with."
+    return ModelError(path, f"the state does not match this model: {what}", remedy)
 
 
 def _some(names: list[str]) -> str:

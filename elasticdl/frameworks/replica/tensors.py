@@ -1,6 +1,6 @@
-"""The tensors of a model on torch: committed values that passes start from, and the flat vector that a part makes.
+"""The tensors of a model on torch: committed values, which each pass starts from, and the flat vector of a part.
 
-Of a torch module `values_of` finds what is trained, what a pass may move and what must stand still.
+`values_of` finds in a torch module what is trained, what a pass may change and what it must not change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elasticdl.frameworks.replica.state import refuse_unknown
 
 @dataclass
 class Buffer:
-    """A tensor that passes move. A module may also put another tensor in its place, found as `holder[key]`."""
+    """A tensor that passes change. A module may also replace it by another tensor, which is then `holder[key]`."""
 
     name: str
     tensor: Any
@@ -31,7 +31,7 @@ class Buffer:
 
 
 class Values:
-    """Trainable parameters, buffers, and tensors that must stand still while a part is computed."""
+    """Trainable parameters, buffers, and tensors that a pass must not change."""
 
     def __init__(
         self, path: str, trainable: Mapping[str, Any], buffers: Sequence[Buffer], still: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Values:
         self._kinds = [_Kind(path, dtype, kinds[dtype]) for dtype in sorted(kinds, key=str)]
         self._contiguous = all(t.is_contiguous() for t in self.trainable)
         self._zeros: dict[int, Any] = {}
-        # Somebody who takes gradients as they are: vectors are then made of moves alone.
+        # If set, it gets the gradients; vectors then consist of moves alone.
         self.receive: Callable[[list[Any]], None] | None = None
         self.gradient_size = sum(t.numel() for t in self.trainable)
         self.buffer_size = sum(kind.size for kind in self._kinds)
@@ -55,7 +55,7 @@ class Values:
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """A pass that may move buffers; afterwards they are as committed. `vector` is to be asked inside."""
+        """Run a pass that may change buffers; afterwards they are as committed. Call `vector` inside."""
         versions = [t._version for t in self._still.values()]
         for tensor in self.trainable:
             tensor.grad = None
@@ -70,7 +70,7 @@ class Values:
                 tensor.grad = None
 
     def vector(self, room: int = 0) -> Any:
-        """[gradients | moves of the buffers | room for more] after a pass: float32, a tensor of its own."""
+        """[gradients | moves of the buffers | room for more] after a pass: a new float32 tensor."""
         if self.receive is not None:
             self.receive([t.grad for t in self.trainable])
             parts = []
@@ -79,7 +79,7 @@ class Values:
         if parts and self._widths - {torch.float32}:
             if len(self._widths) > 1:
                 parts = [gradient.float() for gradient in parts]
-            parts = [_flatten_dense_tensors(parts).float()]  # as a whole: one by one they cost ten times as much
+            parts = [_flatten_dense_tensors(parts).float()]  # all at once: one by one takes ten times as long
         parts = [part.reshape(-1) for part in (*parts, *(kind.moves() for kind in self._kinds))]
         size = sum(part.numel() for part in parts)
         found = torch.empty(size + room, dtype=torch.float32, device=self.device)
@@ -88,7 +88,7 @@ class Values:
         return found
 
     def gradients(self, mean: Any) -> list[Any]:
-        """The mean gradient, in the form of the parameters."""
+        """The mean gradient in the shapes of the parameters."""
         if not self.trainable:
             return []
         flat = mean[: self.gradient_size]
@@ -107,7 +107,7 @@ class Values:
             start += kind.size
 
     def commit(self) -> None:
-        """The buffers' present values are the committed ones."""
+        """Commit the present values of the buffers."""
         for kind in self._kinds:
             kind.commit()
 
@@ -125,21 +125,23 @@ class Values:
         name = next(name for (name, tensor), version in pairs if tensor._version != version)
         raise ModelError(
             self._path,
-            f"the forward pass changes {name!r} in place, so the result would depend on who computes what",
-            "Make it a persistent buffer; of an Embedding leave max_norm out.",
+            f"the forward pass changes {name!r} in place, so the result would depend on which worker computes it",
+            "Register it as a persistent buffer. If it is the weight of an Embedding, remove max_norm.",
         )
 
 
 class _Kind:
     """Buffers whose moves are exact in one type: statistics in float32 or float64, counters in int64.
 
-    Complex ones move in both their parts.
+    Complex buffers move in both parts.
     """
 
     def __init__(self, path: str, dtype: torch.dtype, buffers: list[Buffer]) -> None:
         self._path, self._dtype, self._buffers = path, dtype, buffers
         self._tensors = [b.tensor for b in buffers]
-        self._at_once = not any(t.is_conj() or t.is_neg() for t in self._tensors)  # torch refuses those in a list
+        self._at_once = not any(
+            t.is_conj() or t.is_neg() for t in self._tensors
+        )  # torch does not support those in a list
         self.size = sum(t.numel() for t in self._tensors) * (2 if dtype.is_complex else 1)
         self.commit()
 
@@ -158,11 +160,11 @@ class _Kind:
                 what = f"buffer {buffer.name!r} of {buffer.tensor.dtype} becomes {found.dtype} in a forward pass"
                 raise ModelError(self._path, what, "Keep its type.")
         flat, committed = _real(self._flat([t.detach() for t in now])), _real(self._committed)
-        # Not simply the difference: masks hold infinities.
+        # Not only the difference: masks contain infinities.
         return torch.where(flat == committed, 0, flat - committed).float()
 
     def restore(self) -> None:
-        # Always: batch normalization writes its statistics without counting up their version.
+        # Always: batch normalization changes its statistics but not their version number.
         for buffer in self._buffers:
             if buffer.holder:
                 buffer.holder[buffer.key] = buffer.tensor
@@ -175,10 +177,10 @@ class _Kind:
         elif not self._dtype.is_floating_point:
             exact = exact.round()
         exact = exact.to(self._dtype)
-        # What stands still keeps its bits: -0.0 + 0.0 is 0.0.
+        # Values that do not move keep their bits: -0.0 + 0.0 is 0.0.
         self._committed.copy_(torch.where(exact == 0, self._committed, self._committed + exact))
         self._write()
-        self.commit()  # as the tensors hold them, which may be narrower
+        self.commit()  # as the tensors store them, with perhaps fewer bits
 
     def _write(self) -> None:
         with torch.no_grad():
@@ -209,9 +211,9 @@ def _exact(dtype: torch.dtype) -> torch.dtype:
 
 
 def values_of(path: str, model: Any) -> tuple[Values, dict[str, Any]]:
-    """The tensors of a module as passes see them, and by name those that belong to its state.
+    """The tensors of a module, and those that belong to its state, by name.
 
-    `path` is the model's name in messages. A module that workers cannot train as one is a ModelError.
+    `path` is the model's name in messages. A module that workers cannot train together is a ModelError.
     """
     parameters = dict(model.named_parameters())
     trainable = {name: p for name, p in parameters.items() if p.requires_grad}
@@ -224,7 +226,7 @@ def values_of(path: str, model: Any) -> tuple[Values, dict[str, Any]]:
 
 
 def _buffers(model: Any) -> tuple[list[Buffer], dict[str, Any]]:
-    """Those that belong to the model's state, and those registered with persistent=False."""
+    """Buffers that belong to the model's state, and those registered with persistent=False."""
     kept = set(model.state_dict(keep_vars=True))
     buffers, fleeting, seen = [], {}, set()
     for prefix, module in model.named_modules():
@@ -234,7 +236,7 @@ def _buffers(model: Any) -> tuple[list[Buffer], dict[str, Any]]:
                 continue
             seen.add(id(tensor))
             if name in kept:
-                # A scripted module's are reached in place alone.
+                # Buffers of a scripted module can only be changed in place.
                 buffers.append(Buffer(name, tensor, module._buffers if type(module._buffers) is dict else {}, key))
             else:
                 fleeting[name] = tensor
@@ -244,9 +246,9 @@ def _buffers(model: Any) -> tuple[list[Buffer], dict[str, Any]]:
 def _check(path: str, model: Any, trainable: dict[str, Any]) -> None:
     for name, tensor in trainable.items():
         if not tensor.dtype.is_floating_point:
-            remedy = "Keep real and imaginary parts as two parameters."
-            raise ModelError(path, f"parameter {name!r} is {tensor.dtype}; gradients are added as floats", remedy)
+            remedy = "Use two parameters, for the real and the imaginary part."
+            raise ModelError(path, f"parameter {name!r} is {tensor.dtype}; gradients are summed as floats", remedy)
     own = [n for n, m in model.named_modules() if type(m).get_extra_state is not torch.nn.Module.get_extra_state]
     if own:
-        what = f"module {own[0]!r} has an extra state that is no tensor, which cannot be handed to other workers"
-        raise ModelError(path, what, "Keep it in buffers.")
+        what = f"module {own[0]!r} has extra state that is not a tensor and cannot be sent to other workers"
+        raise ModelError(path, what, "Store it in buffers.")

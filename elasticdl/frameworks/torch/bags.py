@@ -1,6 +1,6 @@
-"""Looking up ids with torch: checked, in any form that torch users pass them, and reduced per bag.
+"""Look-ups of ids with torch, in every form that torch users pass ids, with a reduction per bag.
 
-Serves elasticdl's torch layer and plain `torch.nn` embeddings whose rows moved to the servers.
+Used by ElasticDL's torch layer and by plain `torch.nn` embeddings whose rows moved to the servers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 @dataclass(frozen=True)
 class Bags:
-    """Bags of different lengths: all their ids, and to which bag each belongs."""
+    """Bags of different lengths: all ids, and the lengths of the bags."""
 
     ids: Any
     lengths: Any
@@ -45,20 +45,20 @@ def look_up(
     """The rows of ids, or with a combiner one value per bag; bags without ids are zeros.
 
     Ids are a tensor whose last axis is the bag, a list of bags, a pair (ids, offsets) or a nested tensor. Weights have
-    the form of the ids; with them `mean` divides by their sum and `sqrtn` by the root of the sum of their squares.
+    the form of the ids: `mean` then divides by their sum, `sqrtn` by the root of the sum of their squares.
     """
     bags = _bags(table, ids, offsets, last_offset)
     flat = checked(table, ids if bags is None else bags.ids)
     if weights is not None:
         weights = _weights(table, weights, flat)
         if combiner is None:
-            raise _wrong(table, "weights came without a combiner", "Give the layer combiner='sum', 'mean' or 'sqrtn'.")
+            raise _wrong(table, "weights need a combiner", "Create the layer with combiner='sum', 'mean' or 'sqrtn'.")
     if bags is None and combiner is not None and not 2 <= flat.ndim <= 3:
         raise _wrong(
             table,
-            f"ids of shape {tuple(flat.shape)} came to combiner={combiner!r}, which reduces the last of 2 or 3 axes",
-            "Give ids [records, ids] or [records, fields, ids]; one bag after another needs offsets; for one id per "
-            "record leave the combiner out.",
+            f"ids have shape {tuple(flat.shape)}; combiner={combiner!r} reduces the last of 2 or 3 axes",
+            "Pass ids [records, ids] or [records, fields, ids], or ids on one axis with offsets. For one id per record "
+            "remove the combiner.",
         )
     rows = gather(table, flat, padding)
     if combiner is None:
@@ -77,15 +77,15 @@ def checked(table: TableSpec, ids: Any) -> Any:
     if not isinstance(ids, torch.Tensor):
         array = np.asarray(ids)
         if array.dtype.kind not in "iu":
-            raise _wrong(table, f"ids came as {array.dtype} of shape {array.shape}", _INTEGER_REMEDY)
+            raise _wrong(table, f"ids have type {array.dtype} and shape {array.shape}", _INTEGER_REMEDY)
         ids = torch.from_numpy(array.astype(np.int64))
     if ids.dtype not in _INTEGERS:
-        raise _wrong(table, f"ids came as {ids.dtype} of shape {tuple(ids.shape)}", _INTEGER_REMEDY)
+        raise _wrong(table, f"ids have type {ids.dtype} and shape {tuple(ids.shape)}", _INTEGER_REMEDY)
     return ids
 
 
 _INTEGER_REMEDY = (
-    "Ids must be integers: make int64 ids in feed. Floats lose ids above 2**24; text has to be hashed or looked up."
+    "Ids must be integers: create int64 ids in feed. Floats lose ids above 2**24; text needs a hash or a lookup."
 )
 
 
@@ -100,8 +100,8 @@ def _bags(table: TableSpec, ids: Any, offsets: Any, last_offset: bool) -> Bags |
         if ids.layout != torch.jagged or ids.dim() != 2:
             raise _wrong(
                 table,
-                f"a nested tensor of layout {ids.layout} came",
-                "Make it of 1-d tensors with layout=torch.jagged.",
+                f"ids are a nested tensor of layout {ids.layout}",
+                "Create it from 1-d tensors with layout=torch.jagged.",
             )
         return Bags(ids.values(), ids.offsets().diff())
     if isinstance(ids, (list, tuple)):
@@ -112,8 +112,8 @@ def _bags(table: TableSpec, ids: Any, offsets: Any, last_offset: bool) -> Bags |
     if ids.ndim != 1 or offsets.ndim != 1:
         raise _wrong(
             table,
-            f"with offsets, ids of shape {tuple(ids.shape)} and offsets of shape {tuple(offsets.shape)} came",
-            "Give both one axis: all ids one after the other, and where each bag begins.",
+            f"ids have shape {tuple(ids.shape)} and offsets have shape {tuple(offsets.shape)}",
+            "Both need one axis: all ids in sequence, and the start of each bag.",
         )
     ends = offsets if last_offset else torch.cat([offsets, offsets.new_tensor([len(ids)])])
     lengths = ends.diff()
@@ -121,9 +121,9 @@ def _bags(table: TableSpec, ids: Any, offsets: Any, last_offset: bool) -> Bags |
     if not good:
         raise _wrong(
             table,
-            f"offsets {_shown(offsets)} do not cut {len(ids)} ids into bags",
-            "They begin with 0 and never fall"
-            + (" and end with the number of ids." if last_offset else "; each says where a bag begins."),
+            f"offsets {_shown(offsets)} do not split {len(ids)} ids into bags",
+            "Offsets start with 0 and never decrease"
+            + (" and end with the number of ids." if last_offset else "; each is the start of a bag."),
         )
     return Bags(ids, lengths)
 
@@ -133,9 +133,9 @@ def _from_list(table: TableSpec, bags: Any) -> Bags:
     for bag in bags:
         tensor = bag if isinstance(bag, torch.Tensor) else torch.from_numpy(np.array(bag))
         if tensor.ndim != 1:
-            remedy = "A list of bags holds one 1-d array of ids per record."
-            raise _wrong(table, f"a bag of shape {tuple(tensor.shape)} came", remedy)
-        parts.append(checked(table, tensor) if len(tensor) else tensor.to(torch.int64))  # an empty list is of floats
+            remedy = "A list of bags needs one 1-d array of ids per record."
+            raise _wrong(table, f"a bag has shape {tuple(tensor.shape)}", remedy)
+        parts.append(checked(table, tensor) if len(tensor) else tensor.to(torch.int64))  # an empty list becomes floats
     ids = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
     return Bags(ids, torch.tensor([len(p) for p in parts], device=ids.device))
 
@@ -148,8 +148,8 @@ def _weights(table: TableSpec, weights: Any, ids: Any) -> Any:
     if weights.shape != ids.shape:
         raise _wrong(
             table,
-            f"weights of shape {tuple(weights.shape)} came for ids of shape {tuple(ids.shape)}",
-            "Give one weight per id.",
+            f"weights have shape {tuple(weights.shape)}, but ids have shape {tuple(ids.shape)}",
+            "Pass one weight per id.",
         )
     return weights.to(torch.float32)
 
@@ -168,13 +168,13 @@ def _sum(values: Any, bags: Bags | None) -> Any:
 
 
 def _divisor(ids: Any, weights: Any, bags: Bags | None, combiner: Combiner, dtype: Any) -> Any:
-    """What the sum of each bag is divided by, with an axis for the row's values."""
+    """The divisor of the sum of each bag, with an axis for the row's values."""
     if weights is None:
         count = torch.tensor([ids.shape[-1]], device=ids.device) if bags is None else bags.lengths.unsqueeze(-1)
         sums = count.to(dtype)
     else:
         sums = _sum((weights if combiner == "mean" else weights * weights).unsqueeze(-1), bags)
-    # Where a bag is empty both are zero; the root of 1 keeps the gradient of the root of 0 away.
+    # For an empty bag both are zero. The root of 1 avoids the gradient of the root of 0.
     sums = torch.where(sums == 0, torch.ones_like(sums), sums)
     return sums if combiner == "mean" else sums.sqrt()
 

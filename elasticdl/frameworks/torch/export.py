@@ -32,7 +32,7 @@ def export_model(
 
 
 def _as_array(tensor: Any) -> Any:
-    # numpy has no bfloat16 or float8; the values are exact in float32, and load_state_dict turns them back
+    # numpy has no bfloat16 or float8; the values are exact in float32, and load_state_dict converts them back
     narrow = tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
     return (tensor.float() if narrow else tensor).numpy(force=True)
 
@@ -50,10 +50,8 @@ def _readme(code: ModelFile, model: Any, tables: tuple[TableSpec, ...], sharded:
     if open_ended:
         parts.append(_OPEN.format(names=", ".join(f"`{n}`" for n in open_ended)))
     if ours:
-        also = "" if sharded else ", and leave `strict=False` out"
-        parts.append(
-            f"To load it without ElasticDL, use these layers in place of elasticdl's{also}:\n\n" + "\n".join(ours)
-        )
+        also = "" if sharded else " and remove `strict=False`"
+        parts.append(f"To load it without ElasticDL, replace its layers with these{also}:\n\n" + "\n".join(ours))
     return "\n\n".join(parts) + "\n"
 
 
@@ -74,7 +72,7 @@ The weights are in several files. A matrix larger than a file is cut into parts 
     {imported}
 
     model = {made}
-    weights = model.state_dict()  # these tensors are the model's own: what is copied into them is in the model
+    weights = model.state_dict()  # the model's own tensors: copying into them changes the model
     with open("model.safetensors.index.json") as f:
         index = json.load(f)
     for name, file in index["weight_map"].items():
@@ -87,7 +85,7 @@ The weights are in several files. A matrix larger than a file is cut into parts 
     model.eval()"""
 
 _WITH = """\
-Rows of elasticdl's layers are read from the files:
+Read the rows of ElasticDL's layers from the files:
 
     from elasticdl.layers import rows_from
 
@@ -95,5 +93,5 @@ Rows of elasticdl's layers are read from the files:
         predictions = model(features)"""
 
 _OPEN = """\
-{names}: files of `ids`, in no order, and their `rows`; more than one file has an index, and numbers behind these names.
-An id without a row is read as zeros."""
+{names}: files with `ids` (not sorted) and their `rows`. Several files have an index, and numbers after these names.
+An id without a row reads as zeros."""

@@ -1,4 +1,4 @@
-"""Plain `torch.nn.Embedding` and `EmbeddingBag` moved to the parameter servers, and how their values were drawn."""
+"""Plain `torch.nn.Embedding` and `EmbeddingBag` move to the parameter servers, with their initializers."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _PLAIN = (nn.Embedding, nn.EmbeddingBag)
 
 @dataclass
 class Birth:
-    """How the values in one storage came about, as far as is known."""
+    """How the values in one storage were created, as far as is known."""
 
     initializer: InitializerSpec | None = None
     zeroed: list[tuple[int, int]] = field(default_factory=list)  # (first value, count) set to zero afterwards
 
 
 class Births(TorchDispatchMode):  # type: ignore[misc]
-    """While a model is built: notes which tensors are filled by which initializer.
+    """Records which initializer fills which tensor while a model is built.
 
-    It watches the operations themselves, so it does not matter how the user's code reaches them: by the layer's
-    constructor, torch.nn.init or a tensor's own methods.
+    It watches the operations themselves, so it does not matter how the user's code calls them: by the layer's
+    constructor, torch.nn.init or methods of a tensor.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Births(TorchDispatchMode):  # type: ignore[misc]
             given = {_storage(t) for t in _tensors([*args, *kwargs.values()])}
             source = self._found.get(_storage(args[0])) if schema.name == "aten::_to_copy" else None
             for tensor in _tensors(out):
-                if _storage(tensor) not in given:  # memory of its own, maybe where another tensor was
+                if _storage(tensor) not in given:  # new memory, perhaps where another tensor was
                     self._found[_storage(tensor)] = source or Birth()
         return out
 
@@ -100,7 +100,7 @@ def _storage(tensor: Any) -> int:
 
 
 def move_embeddings(model: Any, threshold_bytes: int, births: Births, probe: Callable[[], Any] | None) -> list[str]:
-    """Move the embeddings of at least this size; notes for the user."""
+    """Move the embeddings of at least this size; returns notes for the user."""
     return move_all(_candidates(model, threshold_bytes, births), probe)
 
 
@@ -128,11 +128,11 @@ def _hindrance(module: Any, weight: Any, birth: Birth, shared: bool) -> str | No
         return f"its weights are {weight.dtype}"
     for option in ("max_norm", "scale_grad_by_freq"):
         if getattr(module, option):
-            return f"it has {option}={getattr(module, option)}, which the servers do not do"
+            return f"it has {option}={getattr(module, option)}, which servers do not support"
     if getattr(module, "mode", "") == "max":
-        return "it has mode='max', which the servers' gradients are not made for"
+        return "it has mode='max', which servers do not support"
     if birth.initializer is None:
-        return "its values were not drawn by an initializer that the servers know (uniform, normal or constant)"
+        return "its values do not come from an initializer that servers support (uniform, normal or constant)"
     padding, dim = module.padding_idx, weight.shape[1]
     expected = [] if padding is None else [(padding * dim, dim)]
     if isinstance(module, nn.Embedding) and birth.zeroed[-1:] != expected:
@@ -157,7 +157,7 @@ class _Move:
 
 
 class _Moved(TableLayer):
-    """What moved layers have in common, on top of the class that they had."""
+    """What moved layers have in common, in addition to their original class."""
 
     _weight: Any
     _initializer: InitializerSpec
@@ -170,7 +170,7 @@ class _Moved(TableLayer):
 
     @property
     def weight(self) -> Any:
-        """The user's own code may ask for it, while the model is tried out."""
+        """User code may read it while the model runs on a first batch."""
         self.used_directly = True
         if self._weight is None:
             raise gone(self._table.name)
@@ -197,18 +197,18 @@ class _Moved(TableLayer):
         self.register_parameter("weight", weight)  # type: ignore[attr-defined]
 
     def plain_code(self) -> None:
-        """The user's own code makes the plain layer: there is nothing to replace."""
+        """None: the user's code already creates the plain layer."""
 
 
 class MovedEmbedding(_Moved, nn.Embedding):  # type: ignore[misc]
-    """A `torch.nn.Embedding` whose rows live on the parameter servers."""
+    """A `torch.nn.Embedding` whose rows are on the parameter servers."""
 
     def forward(self, input: Any) -> Any:
         return look_up(self._table, input, padding=self.padding_idx)
 
 
 class MovedEmbeddingBag(_Moved, nn.EmbeddingBag):  # type: ignore[misc]
-    """A `torch.nn.EmbeddingBag` whose rows live on the parameter servers."""
+    """A `torch.nn.EmbeddingBag` whose rows are on the parameter servers."""
 
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
         return look_up(

@@ -1,4 +1,4 @@
-"""A torch model's tensors as flat arrays, and what a model file gives as tensors."""
+"""A torch model's tensors as flat arrays, and arrays of `feed` as tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticdl.frameworks.model_file import ModelFile
 
 
 class FlatTensors:
-    """A fixed list of float32 tensors read and written as one flat array."""
+    """A fixed list of float32 tensors, read and written as one flat array."""
 
     def __init__(self, tensors: list[Any]) -> None:
         self._tensors = tensors
@@ -30,7 +30,7 @@ class FlatTensors:
         return self._collect([t.detach() for t in self._tensors])
 
     def read_gradients(self) -> FloatArray:
-        """A flat copy of the gradients; zero where the loss did not reach a tensor."""
+        """A flat copy of the gradients; zero for a tensor without a gradient."""
         return self._collect([t.grad for t in self._tensors])
 
     def clear_gradients(self) -> None:
@@ -68,19 +68,19 @@ def to_tensor(array: Any) -> Any:
 
 
 def mean_of(loss: Any) -> Any:
-    """The loss to differentiate: a scalar as it is, values per record by their mean."""
+    """The loss to differentiate: a scalar, or the mean of values per record."""
     return loss if loss.ndim == 0 else loss.mean()
 
 
 def is_lazy(model: Any) -> bool:
-    """Whether modules learn their shapes from a first batch."""
+    """Whether modules need a first batch to know their shapes."""
     tensors = [*model.parameters(), *model.buffers()]
     return any(isinstance(t, torch.nn.parameter.UninitializedTensorMixin) for t in tensors)
 
 
 def first_batch(code: ModelFile, sample: Callable[[], Arrays] | None) -> Arrays:
-    """The features that lazy modules learn their shapes from."""
+    """The features of a first batch for lazy modules."""
     if sample is None:
-        what = "the model has lazy modules, whose shapes are known only when data is seen"
-        raise ModelError(code.path, what, "Give the modules their input sizes.")
+        what = "the model has lazy modules, which need data to know their shapes"
+        raise ModelError(code.path, what, "Give these modules their input sizes.")
     return sample()

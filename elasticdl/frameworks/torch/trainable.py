@@ -23,7 +23,7 @@ from elasticdl.job.parameters import ParametersSpec, TableSpec, VariableSpec
 
 
 class TorchTrainable:
-    """Parameters and float buffers by their qualified names; integer buffers stay with the worker."""
+    """Parameters and float buffers by their qualified names; integer buffers stay in the worker."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class TorchTrainable:
 
     def _try_out(self, features: Arrays) -> None:
         lookup = TorchLookup(NoRows(self._tables), training=False)
-        with self._code.running("trying the model on a first batch"), answered_by(lookup), torch.no_grad():
+        with self._code.running("running the model on a first batch"), answered_by(lookup), torch.no_grad():
             self._model.eval()
             self._model(self._to_tensors(features))
 
@@ -135,7 +135,7 @@ def _bind_tables(model: Any) -> tuple[TableSpec, ...]:
 
 
 def _state(model: Any, trainable: dict[str, Any]) -> dict[str, Any]:
-    """Float tensors that training moves without a gradient, and frozen ones: everything else a checkpoint needs."""
-    kept = set(model.state_dict(keep_vars=True))  # leaves out buffers registered with persistent=False
+    """The other tensors of a checkpoint: float buffers that training changes, and frozen parameters."""
+    kept = set(model.state_dict(keep_vars=True))  # without buffers registered with persistent=False
     named = [*model.named_parameters(), *model.named_buffers()]
     return {n: t for n, t in named if n not in trainable and n in kept and t.dtype.is_floating_point}

@@ -15,7 +15,7 @@ from elasticdl.frameworks.replica.model_replica import ModelReplica, refuse_tabl
 
 
 def choose_device(device: str) -> None:
-    """Where a Keras model on torch is built and computes; other backends choose for themselves."""
+    """Set the device of Keras models on torch; other backends choose their own."""
     if keras.backend.backend() == "torch":
         keras.src.backend.torch.core.DEFAULT_DEVICE = device  # keras.device() lasts for a block and a thread
 

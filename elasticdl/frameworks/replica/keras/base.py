@@ -25,7 +25,7 @@ from elasticdl.frameworks.rows import NoRows
 
 
 class KerasReplica(KerasModel, ABC):
-    """Variables by their paths. Seeds of layers are no state: each part sets them."""
+    """Variables by their paths. Seeds of layers are not part of the state: each part of a step sets them."""
 
     notes: tuple[str, ...] = ()
 
@@ -79,7 +79,7 @@ class KerasReplica(KerasModel, ABC):
 
     @contextmanager
     def _final_values(self) -> Iterator[None]:
-        """The values that training ends with: those of an optimizer with moving averages are the averages."""
+        """Inside, variables have their final values: the moving averages, if the optimizer keeps them."""
         yield
 
     def _set_random_state(self, seed: int) -> None:
@@ -89,14 +89,14 @@ class KerasReplica(KerasModel, ABC):
             variable.assign(word)
 
     def _seed_words(self, seed: int, count: int) -> Any:
-        """What generators start from: each its own seed (of 31 bits, which every backend takes) and a count of 0."""
+        """Start values of generators: each has its own seed (of 31 bits, for every backend) and a count of 0."""
         words = np.zeros((count, 2), np.int64)
         words[:, 0] = np.random.SeedSequence(seed).generate_state(count) >> 1
         return words
 
 
 class ArrayReplica(KerasReplica):
-    """A replica whose variables are no torch tensors: they are read and written through numpy."""
+    """A replica whose variables are not torch tensors: numpy reads and writes them."""
 
     def __init__(self, model: Any, code: ModelFile) -> None:
         super().__init__(model, code)
@@ -108,7 +108,7 @@ class ArrayReplica(KerasReplica):
 
     @property
     def values(self) -> None:
-        """Gradients are there all at once."""
+        """None: the backend computes all gradients at once."""
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         check_state(self._code.path, self.state(), state)
@@ -128,7 +128,7 @@ class ArrayReplica(KerasReplica):
 
     def _tensor(self, variable: Any) -> torch.Tensor:
         array = to_numpy(variable.value).copy()
-        if array.dtype.name == "bfloat16":  # ml_dtypes', which torch does not know
+        if array.dtype.name == "bfloat16":  # of ml_dtypes, which torch does not support
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 
@@ -150,7 +150,7 @@ class ArrayReplica(KerasReplica):
 
 
 def roomy(vector: Any, room: int) -> torch.Tensor:
-    """A copy of a flat array, with room for more behind it."""
+    """A copy of a flat array, with space for more at its end."""
     array = np.asarray(vector)
     found = torch.empty(len(array) + room, dtype=torch.float32)
     found.numpy()[: len(array)] = array

@@ -1,4 +1,4 @@
-"""Keras on the JAX backend as a ModelReplica: part, step and prediction are one compiled function each."""
+"""Keras on JAX as a ModelReplica: part, step and prediction are one compiled function each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elasticdl.frameworks.replica.keras.base import ArrayReplica, roomy
 
 
 class JaxReplica(ArrayReplica):
-    """Variables hold the committed values; compiled functions take them as arguments and move none."""
+    """Variables hold the committed values; compiled functions get them as arguments and do not change them."""
 
     def __init__(self, model: Any, code: ModelFile) -> None:
         super().__init__(model, code)
@@ -31,7 +31,7 @@ class JaxReplica(ArrayReplica):
         self._compiled_predict = jax.jit(self._predictions)
 
     def part(self, features: Arrays, labels: Arrays, seed: int, room: int = 0) -> tuple[float, torch.Tensor]:
-        set_random_state(seed)  # of feeds and losses that draw outside the compiled function: none from Keras
+        set_random_state(seed)  # for feeds and losses that use random numbers outside the compiled function
         with self._code.running("computing a training step"):
             inputs, targets = map_arrays(self._checked, features), map_arrays(narrowed, labels)
             scale = np.float32(self._steps.loss_scale())
@@ -57,7 +57,7 @@ class JaxReplica(ArrayReplica):
         return [v.value for v in self._trainable]
 
     def _start(self, seed: int) -> list[Any]:
-        """Non-trainable values as committed, with the seeds of this pass."""
+        """Committed non-trainable values, with the seeds of this pass."""
         others = [v.value for v in self._others]
         words = self._seed_words(seed, len(self._seeds) + 1)
         for place, word in zip(self._seed_places, words, strict=False):

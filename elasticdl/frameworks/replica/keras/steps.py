@@ -1,4 +1,4 @@
-"""A Keras optimizer that takes the steps of a replica, on any backend."""
+"""A Keras optimizer that takes the steps of a model replica, on any backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elasticdl.frameworks.schedules import check_scheduler, is_keras_schedule, r
 
 
 class KerasSteps:
-    """The optimizer with all its variables made, and its learning rate set from outside where it is scheduled."""
+    """The optimizer with all its variables, and its learning rate, which a schedule sets for each step."""
 
     def __init__(
         self, code: ModelFile, variables: Sequence[Any], optimizer: Any, scheduler: Any, interval: str
@@ -42,7 +42,7 @@ class KerasSteps:
 
     @contextmanager
     def rate_of(self, step: int, epoch: int, scale: float) -> Iterator[None]:
-        """The rate of this step, while it is taken; what is kept, and saved, is the rate without the scale."""
+        """Inside, the optimizer has the rate of this step. Afterwards it has, and saves, the rate without the scale."""
         rate = self._first if self._schedule is None else self._schedule.rate(step, epoch)
         self._set(rate * scale)
         try:
@@ -56,16 +56,16 @@ class KerasSteps:
             self._last = rate
 
     def forget_rate(self) -> None:
-        """The rate's variable was written by somebody else."""
+        """Call this after other code changed the variable of the rate."""
         self._last = None
 
     def loss_scale(self) -> float:
-        """What the loss is multiplied by before it is differentiated; the optimizer divides gradients by it."""
+        """The factor of the loss before it is differentiated; the optimizer divides gradients by it."""
         return float(self.optimizer.scale_loss(1.0)) if self.scales_loss else 1.0
 
     @contextmanager
     def final_values(self) -> Iterator[None]:
-        """With moving averages in place of the variables, where the optimizer keeps them."""
+        """Inside, variables are replaced by their moving averages, if the optimizer keeps them."""
         if not getattr(self.optimizer, "use_ema", False):
             yield
             return
@@ -79,7 +79,7 @@ class KerasSteps:
 
 
 def _hold_rate(optimizer: Any) -> None:
-    """A variable for the rate, as an optimizer without schedule has: the schedule is asked with the job's own count."""
+    """Give the optimizer a variable for the rate, as without a schedule: the job's step number sets it."""
     with keras.name_scope(optimizer.name):
         rate = keras.Variable(0.0, dtype="float32", trainable=False, name="learning_rate")
     optimizer._track_variable(rate)
@@ -87,7 +87,7 @@ def _hold_rate(optimizer: Any) -> None:
 
 
 def _named(variables: Sequence[Any]) -> dict[str, Any]:
-    """Variables by their paths; of two with one path (`a/b` and `a_b` meet there) the second gets a number."""
+    """Variables by their paths. Of two with the same path (`a/b` and `a_b` can clash) the second gets a number."""
     named: dict[str, Any] = {}
     for variable in variables:
         name, number = f"{OPTIMIZER}{variable.path}", 1

@@ -1,4 +1,4 @@
-"""Keras on the TensorFlow backend as a ModelReplica: part, step and prediction are graph functions."""
+"""Keras on TensorFlow as a ModelReplica: part, step and prediction are graph functions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from elasticdl.frameworks.replica.keras.base import ArrayReplica, roomy
 
 
 class TensorflowReplica(ArrayReplica):
-    """Values live in the model's variables; the graph of a part puts those it moved back."""
+    """Values are in the model's variables; the graph of a part restores those that it changed."""
 
     def __init__(self, model: Any, code: ModelFile) -> None:
         super().__init__(model, code)
-        # One graph per shape: a graph for any shape, made when a second one is seen, has other bits, and which of the
-        # two serves a batch would depend on what this process computed before.
+        # One graph per shape: at the second shape TensorFlow would create a graph for all shapes. It gives other bits,
+        # and which graph computes a batch would depend on earlier batches of this process.
         self._graph_part = tf.function(self._compute, autograph=False, reduce_retracing=False)
         self._graph_step = tf.function(self._update, autograph=False, reduce_retracing=False)
         self._graph_predict = tf.function(self._predictions, autograph=False, reduce_retracing=False)

@@ -1,4 +1,4 @@
-"""Keras on the torch backend as a ModelReplica: eager, with a Keras or a torch optimizer."""
+"""Keras on torch as a ModelReplica: eager, with a Keras or a torch optimizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from elasticdl.frameworks.replica.torch.optimizer import TorchOptimizer
 
 
 class TorchKerasReplica(KerasReplica):
-    """A variable's value is a torch tensor, which assignments write in place."""
+    """The value of a variable is a torch tensor, which assignments change in place."""
 
     def __init__(self, model: Any, code: ModelFile) -> None:
         super().__init__(model, code)

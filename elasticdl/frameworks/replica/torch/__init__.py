@@ -1,1 +1,1 @@
-"""Plain torch models of all-reduce jobs, and what Keras models on torch share with them."""
+"""Plain torch models of all-reduce jobs, and torch optimizers, which Keras models on torch can use too."""

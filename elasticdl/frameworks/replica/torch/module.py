@@ -24,7 +24,7 @@ from elasticdl.frameworks.torch.trainable import new_metrics
 
 
 class TorchReplica:
-    """Parameters and persistent buffers by their qualified names; the user's own optimizer steps on them."""
+    """Parameters and persistent buffers by their qualified names, and the user's optimizer."""
 
     def __init__(
         self, model: Any, code: ModelFile, seed: int, sample: Callable[[], Arrays] | None, device: str | None
@@ -88,10 +88,10 @@ class TorchReplica:
         return map_arrays(lambda a: (a if isinstance(a, torch.Tensor) else to_tensor(a)).to(self.device), arrays)
 
     def _materialise(self, seed: int, sample: Callable[[], Arrays] | None) -> None:
-        """Lazy modules learn their shapes from a first batch."""
+        """Run a first batch, from which lazy modules learn their shapes."""
         features = first_batch(self._code, sample)
-        set_random_state(seed)  # reading the sample may have drawn random numbers
-        with self._code.running("trying the model on a first batch"), torch.no_grad():
+        set_random_state(seed)  # reading the sample may have used random numbers
+        with self._code.running("running the model on a first batch"), torch.no_grad():
             self._model.eval()
             self._model(map_arrays(to_tensor, features))
 
@@ -100,8 +100,8 @@ def _notes(model: Any) -> list[str]:
     found = []
     for name, module in model.named_modules():
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
-            found.append(f"{type(module).__name__} {name!r}: its sparse gradients are added as dense ones")
+            found.append(f"{type(module).__name__} {name!r}: its sparse gradients are summed as dense ones")
     wide = [name for name, p in model.named_parameters() if p.requires_grad and p.dtype == torch.float64]
     if wide:
-        found.append(f"Parameter {wide[0]!r} is float64: gradients are added in float32")
+        found.append(f"Parameter {wide[0]!r} is float64: gradients are summed in float32")
     return found

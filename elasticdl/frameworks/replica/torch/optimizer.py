@@ -1,4 +1,4 @@
-"""A torch optimizer that takes the steps of a replica, and its state by names."""
+"""A torch optimizer that takes the steps of a model replica, and its state by name."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from elasticdl.frameworks.schedules import SCHEDULED
 
 _GROUPS = "groups"
 _KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool}
-# Slots that Python numbers are kept as; other numbers are tensors anyway.
+# The tensors that store Python numbers.
 _DTYPES = {int: torch.int64, float: torch.float64, bool: torch.bool}
 
 
 class TorchOptimizer:
-    """Any torch optimizer that steps without a closure, on parameters known by name."""
+    """Any torch optimizer that steps without a closure, with parameters by name."""
 
     def __init__(
         self, code: ModelFile, parameters: Mapping[str, Any], optimizer: Any, scheduler: Any, interval: str
@@ -43,24 +43,24 @@ class TorchOptimizer:
             parameter.grad = None
 
     def state(self) -> dict[str, Any]:
-        """The slots of every parameter, and numbers that the optimizer counts with in its groups."""
+        """The slots of every parameter, and the numbers in the optimizer's groups."""
         found: dict[str, Any] = {}
         for name, parameter in self._parameters.items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
-                self._tell(found, f"{self._prefix}{name}/{key}", value)
+                self._store(found, f"{self._prefix}{name}/{key}", value)
         for number, group in enumerate(self._optimizer.param_groups):
             for key, value in group.items():
                 if key not in SCHEDULED and type(value) in (int, float):
-                    self._tell(found, f"{self._prefix}{_GROUPS}/{number}/{key}", value)
+                    self._store(found, f"{self._prefix}{_GROUPS}/{number}/{key}", value)
         return found
 
     def check(self, state: Mapping[str, torch.Tensor]) -> None:
-        """The state is one of this optimizer on these parameters."""
+        """Raise ModelError unless the state is one of this optimizer with these parameters."""
         present = self.state()
         for name, tensor in state.items():
             kind = name.removeprefix(OPTIMIZER).partition("/")[0]
             if kind != self._kind:
-                raise misfit(self._code.path, f"it is of the optimizer {kind}, the model file makes {self._kind}")
+                raise misfit(self._code.path, f"it is for the optimizer {kind}, but the model file uses {self._kind}")
             owner, _, _key = name.removeprefix(self._prefix).rpartition("/")
             if owner.startswith(f"{_GROUPS}/"):
                 if name not in present:
@@ -71,11 +71,11 @@ class TorchOptimizer:
                 check_shape(self._code.path, name, present[name], tensor)
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take a state that was checked; slots are made where there are none yet."""
+        """Load a checked state; creates slots that do not exist yet."""
         slots: dict[str, dict[str, Any]] = {}
         for name, tensor in state.items():
             owner, _, key = name.removeprefix(self._prefix).rpartition("/")
-            key, value = _untold(key, tensor)
+            key, value = _restored(key, tensor)
             if owner.startswith(f"{_GROUPS}/"):
                 self._optimizer.param_groups[int(owner.rpartition("/")[2])][key] = value
             else:
@@ -88,7 +88,7 @@ class TorchOptimizer:
                     key: _placed(value, parameter, homes[name]) for key, value in slots[name].items()
                 }
 
-    def _tell(self, found: dict[str, Any], name: str, value: Any) -> None:
+    def _store(self, found: dict[str, Any], name: str, value: Any) -> None:
         if isinstance(value, torch.Tensor):
             found[name] = value.detach()
         elif type(value) in _DTYPES:
@@ -97,11 +97,11 @@ class TorchOptimizer:
             found[f"{name}(none)"] = torch.zeros(0)
         else:
             key = name.rpartition("/")[2]
-            what = f"{self._kind} keeps {type(value).__name__} as {key!r}, which cannot be handed to other workers"
-            raise ModelError(self._code.path, what, "Use an optimizer that keeps tensors and numbers.")
+            what = f"{self._kind} stores {type(value).__name__} as {key!r}, which cannot be sent to other workers"
+            raise ModelError(self._code.path, what, "Use an optimizer that stores only tensors and numbers.")
 
     def _scalar_homes(self) -> dict[str, torch.device]:
-        """Where an optimizer keeps the step counter of a parameter: on the CPU, unless it says otherwise."""
+        """The device of each parameter's step counter: the CPU, unless the optimizer needs another one."""
         names = {id(p): name for name, p in self._parameters.items()}
         homes = {}
         for group in self._optimizer.param_groups:
@@ -117,20 +117,20 @@ class TorchOptimizer:
             raise ModelError(path, what, "Return an optimizer of torch.optim: `def optimizer(parameters): ...`.")
         closure = inspect.signature(type(self._optimizer).step).parameters.get("closure")
         if closure is not None and closure.default is closure.empty:
-            what = f"optimizer(): {name} evaluates the model several times per step, which all-reduce cannot"
+            what = f"optimizer(): {name} evaluates the model several times per step, which all-reduce does not support"
             raise ModelError(path, what, "Use an optimizer whose step() takes no closure.")
         if isinstance(self._optimizer, torch.optim.SparseAdam):
-            what = f"optimizer(): {name} takes sparse gradients alone; all-reduce adds them as dense ones"
+            what = f"optimizer(): {name} supports only sparse gradients; all-reduce sums gradients as dense ones"
             raise ModelError(path, what, "Use torch.optim.Adam.")
         check_covered(self._optimizer, path, list(self._parameters.values()))
         known = {id(p) for p in self._parameters.values()}
         if any(id(p) not in known for group in self._optimizer.param_groups for p in group["params"]):
-            what = f"optimizer(): {name} was given tensors that are no trainable parameters of the model"
-            raise ModelError(path, what, "Give it the parameters that optimizer(parameters) receives.")
+            what = f"optimizer(): {name} has tensors that are not trainable parameters of the model"
+            raise ModelError(path, what, "Pass the parameters that optimizer(parameters) receives.")
 
 
-def _untold(key: str, tensor: torch.Tensor) -> tuple[str, Any]:
-    """A slot's key and value from its name and tensor in a state."""
+def _restored(key: str, tensor: torch.Tensor) -> tuple[str, Any]:
+    """The key and value of a slot, from its name and tensor in a state."""
     plain, _, kind = key.removesuffix(")").rpartition("(")
     if kind == "none" and plain:
         return plain, None
@@ -140,7 +140,7 @@ def _untold(key: str, tensor: torch.Tensor) -> tuple[str, Any]:
 
 
 def _placed(value: Any, parameter: Any, scalar_home: torch.device) -> Any:
-    """A copy of a slot's value where the optimizer wants it: its layout is the parameter's, if its shape is."""
+    """A copy of a slot's value on the right device, with the parameter's layout if it has the parameter's shape."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.ndim == 0:

@@ -1,4 +1,4 @@
-"""Learning rates of a step where the user's own optimizer takes it: functions of step and epoch alone."""
+"""Learning rates for the user's torch optimizer, as functions of step and epoch alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticdl.frameworks.schedules import Schedule, SchedulerSteps, check_sched
 
 
 class TorchRates:
-    """Sets the options of a torch optimizer's groups for a step, by a torch scheduler or by the user's callbacks."""
+    """Sets the options of a torch optimizer's groups for a step, from a torch scheduler or the user's callbacks."""
 
     def __init__(self, code: ModelFile, optimizer: Any, scheduler: Any, interval: str) -> None:
         self._code, self._optimizer = code, optimizer
@@ -34,10 +34,10 @@ class TorchRates:
 
     @contextmanager
     def at(self, step: int, epoch: int, scale: float) -> Iterator[None]:
-        """The rates of this step, while it is taken."""
+        """Inside, the optimizer has the rates of this step."""
         groups = self._optimizer.param_groups
         if self._mover is not None:
-            with self._code.running(f"moving the learning rate to step {step}, epoch {epoch}"):
+            with self._code.running(f"setting the learning rate of step {step}, epoch {epoch}"):
                 self._mover.to(step if self._by_step else epoch)
         elif self._schedule is not None:
             _set(groups, [self._schedule.rate(step, epoch)] * len(groups))
@@ -47,7 +47,7 @@ class TorchRates:
 
 @contextmanager
 def scaled(groups: list[dict[str, Any]], scale: float) -> Iterator[None]:
-    """With the rates of an optimizer's groups multiplied, while a step is taken."""
+    """Inside, the rates of an optimizer's groups are multiplied by `scale`."""
     if scale == 1.0:
         yield
         return
