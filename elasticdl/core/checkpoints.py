@@ -1,7 +1,7 @@
 """Checkpoints and timelines: when the servers are saved, which cuts are on disk, and what a rollback goes back to.
 
-A server that dies takes the batches since the last checkpoint along. Everybody then goes back to that checkpoint: a new
-timeline begins, in which those batches are trained again, and what is still said in an older one is refused.
+When a server dies, the batches since the last checkpoint are lost. All servers then go back to that checkpoint: a new
+timeline begins, in which those batches are trained again, and messages of an older timeline are refused.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Checkpoints:
     restored: set[str] = field(default_factory=set)  # servers that stand on this timeline
     writing: Writing | None = None
     settled: tuple[int, str] = (0, "")  # the last cut that was written, and where it was published, if it was
-    reading: str = ""  # the one that somebody is about to read
+    reading: str = ""  # the one that a worker is about to read
     next_version: int = 0  # when the next lasting one is due; 0: not yet known
     next_time: float | None = None  # when the next one at all is due
 

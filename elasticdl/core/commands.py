@@ -22,7 +22,7 @@ class LaunchReplica(Command):
     index: int
     reason: str
     memory_factor: float = 1.0
-    number: int = 0  # among those of its role: whoever comes for one that is gone has its number, but another index
+    number: int = 0  # among those of its role: a replacement takes over the number, under another index
 
 
 class StopReplica(Command):
@@ -64,7 +64,7 @@ class CloseEpoch(Command):
 
 
 class TellMembers(Command):
-    """Tell one replica (or all, when empty) where the servers are."""
+    """Send one replica (or all, when empty) the addresses of the servers."""
 
     name: str = ""
 
@@ -142,7 +142,7 @@ class RestoreServer(Command):
 
 
 class ProposeWorld(Command):
-    """Tell workers of the world to come: its members confirm it, others leave the present one for it."""
+    """Send workers the next world: its members confirm it, others leave the present one."""
 
     generation: int
     members: tuple[str, ...]  # by rank
@@ -171,17 +171,17 @@ class SaveState(Command):
 
 
 class AskForStack(Command):
-    """A worker is about to be put down because it stands still: have it say where."""
+    """Have a hung worker send its stack traces before it is stopped."""
 
     worker: str
     reason: str
 
 
 class ExportModel(Command):
-    """Have a worker write the model, and say what the audit found."""
+    """Have a worker write the model, and report what the audit found."""
 
     worker: str
-    number: int = 0  # of the request: whoever was asked before gives way
+    number: int = 0  # of the request: it replaces earlier ones
 
 
 class ReportMetrics(Command):
@@ -190,7 +190,7 @@ class ReportMetrics(Command):
 
 
 class Announce(Command):
-    """A decision to tell people, in the words in which it was made."""
+    """A decision to show to people, in these words."""
 
     text: str
 

@@ -20,7 +20,7 @@ class Holding:
     next_batch: int
     completed: bool = False
     result: str = ""
-    skipped: int = 0  # batches of it that moved nothing, since their gradients were not finite
+    skipped: int = 0  # batches of it that were skipped: their gradients were not finite
 
 
 @dataclass_transform(frozen_default=True)
@@ -64,15 +64,15 @@ class ReplicaHeldUp(Event):
 class MasterStarted(Event):
     """The master came (back) and listed the cluster: name and uid of each replica that is there, or was.
 
-    Of those that ended the cluster will tell how, in a `ReplicaGone` each.
+    For each that ended the cluster sends a `ReplicaGone`.
     """
 
     running: tuple[tuple[str, str], ...] = ()
     ended: tuple[tuple[str, str], ...] = ()
-    waiting: tuple[str, ...] = ()  # of those that are there: who does not run yet
+    waiting: tuple[str, ...] = ()  # of those that are there: the ones that do not run yet
 
 
-# What the streams said.
+# What the streams report.
 
 
 class ReplicaJoined(Event):
@@ -104,7 +104,7 @@ class BatchesCommitted(Event):
     attempt: int
     next_batch: int
     loss: float = 0.0
-    skipped: int = 0  # of these, how many moved nothing
+    skipped: int = 0  # of these, how many were skipped
 
 
 class ShardCompleted(Event):
@@ -136,7 +136,7 @@ class LeaseReturned(Event):
 
 
 class ReplicaLeaving(Event):
-    """A replica heard SIGTERM: a worker takes no more leases, a server wants its part to be saved."""
+    """A replica received SIGTERM: a worker takes no more leases, a server asks for its part to be saved."""
 
     name: str
 
@@ -191,7 +191,7 @@ class ServerWrote(Event):
 
 
 class ServerRestored(Event):
-    """A server stands at the checkpoint it was told to, or cannot read it."""
+    """A server restored the checkpoint that it was asked to, or cannot read it."""
 
     server: str
     timeline: int
@@ -233,7 +233,7 @@ class WorldFormed(Event):
 
 
 class StepsCommitted(Event):
-    """So many steps are in the model; said now and then."""
+    """So many steps are in the model; reported now and then."""
 
     worker: str
     generation: int
@@ -258,7 +258,7 @@ class ModelExported(Event):
 
 
 class RecordLeftOut(Event):
-    """A worker left a record out of its part, since it cannot be read or fed; whoever meets it says so."""
+    """A worker left a record out of its part, since it cannot be read or fed. Every worker that meets it reports it."""
 
     worker: str
     record: int
@@ -285,7 +285,7 @@ class CheckpointPublished(Event):
     error: str = ""
 
 
-# What people and the clock say.
+# What users and the clock ask for.
 
 
 class StopRequested(Event):
@@ -298,7 +298,7 @@ class ScaleRequested(Event):
 
 
 class WorkerCame(Event):
-    """Somebody started a worker by hand, and it asked for its part."""
+    """A worker that was started by hand asked for its part."""
 
     index: int
 

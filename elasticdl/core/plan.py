@@ -55,15 +55,15 @@ class Shard:
     stop: int
     batches: int
     next_batch: int = 0
-    skipped: int = 0  # batches of the present lease that moved nothing
+    skipped: int = 0  # batches of the present lease that were skipped
     attempt: int = 0  # grows with each lease; a message with an older one is refused
-    worker: str = ""  # who holds the lease
+    worker: str = ""  # the one that holds the lease
     since: float = 0.0  # when the lease last moved
     turn: int = 0  # leases are worked on in the order of their turns
     strikes: int = 0  # how often its next batch crashed a worker
     refusals: int = 0  # how often in a row it was given back because a server refused it
     searched: int = 0  # how often its next batch was searched in vain
-    careful: bool = False  # a worker died holding it: nobody reads it ahead any more, so that blame is exact
+    careful: bool = False  # a worker died holding it: not read ahead any more, so that blame is exact
     payload: str = ""  # what the worker needs besides the range
 
     @property

@@ -1,4 +1,4 @@
-"""The life of each replica: launched, running, joined, gone; who comes back, under which name, and why.
+"""The life of each replica: launched, running, joined, gone; which is replaced, under which name, and why.
 
 Crashes have a budget and back off; preemption and loss have neither. A worker comes back under the next free index
 (`worker-2`). A server comes back under its own name, and only once its predecessor is known to be gone.
@@ -15,14 +15,14 @@ from elasticdl.job.names import replica_name
 from elasticdl.job.outcome import Outcome
 
 PREEMPTED, CRASHED, OUT_OF_MEMORY, FINISHED = "preempted", "crashed", "out of memory", "finished"
-TURNED_AWAY = "turned away"  # by a quota or a node: nobody's fault, and tried again after a while
+TURNED_AWAY = "turned away"  # by a quota or a node: not the replica's fault, and tried again after a while
 BLAMED = "crashed in a batch"  # the batch's records answer for it, not the worker's budget
 BY_OTHERS = ("preempted", "evicted", "deleted", "node lost")  # kinds of ends, as a cluster tells them
 CAUSES = (PREEMPTED, CRASHED, OUT_OF_MEMORY, FINISHED, TURNED_AWAY, BLAMED)
 INITIAL = {"worker": "initial worker", "ps": "initial server"}  # why the first replicas are launched
 BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 MEMORY_GROWTH, MEMORY_RAISES = 1.5, 2
-GRACE_SECONDS = 30.0  # for a worker that is sent away
+GRACE_SECONDS = 30.0  # for a worker that is dismissed
 
 
 class State(StrEnum):
@@ -82,13 +82,15 @@ class Slot:
 
     role: str
     number: int  # a server's index; a worker's is chosen whenever one comes
-    replica: str = ""  # who fills it
+    replica: str = ""  # the one that fills it
     crashes: int = 0
     turned_away: int = 0  # times in a row
     memory_raises: int = 0
     due: float = 0.0  # when the next one may be launched
     reason: str = ""
-    past: list[str] = field(default_factory=list)  # uids and incarnations of who is gone, where a name is used again
+    past: list[str] = field(
+        default_factory=list
+    )  # uids and incarnations of replicas that are gone, where a name is used again
     wanted: bool = True
     on_trial: bool = False  # asked for while the job runs: if it cannot be had, the job goes on without
 
@@ -102,9 +104,9 @@ class Replicas:
     next_index: dict[str, int] = field(default_factory=dict)
     losses: int = 0  # replicas lost and replaced
     incidents: dict[str, int] = field(default_factory=dict)  # what befell replicas, by kind, as the cluster says
-    lost_servers: list[Lost] = field(default_factory=list)  # those whose loss nobody has dealt with yet
+    lost_servers: list[Lost] = field(default_factory=list)  # not yet dealt with by the machine
     not_to_be_had: list[Lost] = field(default_factory=list)  # the same of those that were on trial
-    finished: bool = False  # the job is over: nobody is replaced
+    finished: bool = False  # the job is over: no replica is replaced
 
     @classmethod
     def wanting(cls, job: str, wanted: dict[str, int], budget: Budget) -> Replicas:
@@ -201,14 +203,14 @@ class Replicas:
         return out
 
     def _idleness(self, slot: Slot) -> int:
-        """Who is at work is dismissed last, who is still to come first."""
+        """Working replicas are dismissed last, those still to come first."""
         r = self.replicas.get(slot.replica)
         if r is None or not slot.wanted:
             return 3
         return {State.JOINED: 0, State.LOST_TOUCH: 1}.get(r.state, 2)
 
     def _dismiss(self, r: Replica, reason: str, now: float, out: list[c.Command]) -> None:
-        """Nobody takes its place. A worker may finish its batch; a server's part is held by others already."""
+        """Stop it without a replacement. A worker may finish its batch; a server's part is held by others already."""
         if r.role == "ps":
             self._enter(r, State.STOPPING, now, reason)
             r.cause = PREEMPTED
@@ -230,7 +232,7 @@ class Replicas:
             r.incarnation = ""
 
     def _came(self, index: int, now: float, out: list[c.Command]) -> None:
-        """A worker that nobody launched has a place of its own, which nobody fills once it is gone."""
+        """A worker started by hand gets a slot of its own, which stays empty once it is gone."""
         name = replica_name(self.job, "worker", index)
         r = self.replicas.get(name)
         if r is not None and r.state is not State.GONE:
@@ -300,7 +302,7 @@ class Replicas:
             out.append(self._launch(self.replicas[name], slot.reason))
 
     def _free_number(self, role: str) -> int:
-        """The lowest that nobody has who is to stay: those who stay have 0, 1, 2 … again, whoever went before."""
+        """The lowest that no wanted replica has: so numbers stay 0, 1, 2 … whichever replicas went before."""
         taken = {s.number for s in self.slots if s.role == role and s.replica and s.wanted}
         return next(number for number in range(len(taken) + 1) if number not in taken)
 

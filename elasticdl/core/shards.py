@@ -1,4 +1,4 @@
-"""Record ranges and who trains them: waiting, leased, done. No record is ever dropped or handed out twice.
+"""Record ranges and which worker trains them: waiting, leased, done. No record is dropped or handed out twice.
 
 A worker that is lost gives its lease back at the committed batch. A batch that fails is tried again, then searched.
 """
@@ -52,7 +52,7 @@ class Shards:
     leased: dict[str, Shard] = field(default_factory=dict)
     done: dict[int, EpochDone] = field(default_factory=dict)
     version_since: float = 0.0  # when it last rose
-    skipped: int = 0  # batches that counted and moved nothing, since their gradients were not finite
+    skipped: int = 0  # batches that counted and were skipped: their gradients were not finite
     turns: int = 0
     highest_attempt: int = 0  # of any lease so far
     attempts_before: int = 0  # the highest before the last rollback: leases after it have higher ones
@@ -127,7 +127,7 @@ class Shards:
     def idle_since(self, worker: str) -> float | None:
         """When a worker's leases last moved; None when it holds none that it could be moving now.
 
-        In synchronous training a later round's batch waits for the present round, whoever holds that one back.
+        In synchronous training a later round's batch waits for the present round, whichever worker delays that one.
         """
         held = [s for s in self.leased.values() if s.worker == worker]
         if not held or all(self._round(s) > self.version for s in held):
@@ -143,7 +143,7 @@ class Shards:
         return {s.id for s in first.values()}
 
     def rest(self, now: float) -> None:
-        """Nobody could move until now: count every worker's idle time from here."""
+        """No worker could move until now: count idle times from here."""
         for s in self.leased.values():
             s.since = now
 

@@ -63,7 +63,7 @@ def test_a_join_is_told_with_the_copy_and_the_step_that_was_finished_first() -> 
         "copy 500 ms, first step 125 ms; 1375 ms in total"
     )
     (first, second) = play.job.changes.done
-    assert first.who == f"with {W[0]}" and second.copied_bytes == 1000 and not second.lost
+    assert first.difference == f"with {W[0]}" and second.copied_bytes == 1000 and not second.lost
 
 
 def test_a_world_that_breaks_while_it_is_built_belongs_to_the_same_change() -> None:

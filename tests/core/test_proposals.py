@@ -30,7 +30,7 @@ def propose(*members: str, urgent: bool, reason: str) -> Decision:
 ROWS: list[tuple[tuple[Any, ...], str, dict[str, Any], Decision]] = [
     (NOBODY_TRAINS, "enough workers are ready", {"desired": AB, "enough": True},
      propose("a", "b", urgent=True, reason="2 workers are ready")),
-    (NOBODY_TRAINS, "a worker is gone that others wait for, to end the step", {"lost": "c", "members": AB},
+    (NOBODY_TRAINS, "a worker is gone that others wait for at the end of the step", {"lost": "c", "members": AB},
      propose(urgent=True, reason="c is gone")),
     (NOBODY_TRAINS, "", {"desired": AB}, WAIT),
     (NOBODY_TRAINS, "", {"lost": "c", "urgent": True}, WAIT),

@@ -125,7 +125,7 @@ class AllreduceSide(Side[AllreduceMachine]):
         for change in job.changes.done[-CHANGES_SHOWN:]:
             parts = {name.replace(" ", "_"): seconds for name, seconds in change.parts.items()}
             out.changes.add(
-                generation=change.generation, at=change.began, who=change.who, why="; ".join(change.why),
+                generation=change.generation, at=change.began, who=change.difference, why="; ".join(change.why),
                 total=change.seconds, copied_bytes=change.copied_bytes, **parts,
             )  # fmt: skip
         for r in out.replicas:

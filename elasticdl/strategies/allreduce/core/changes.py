@@ -1,4 +1,4 @@
-"""How one world followed another: who went and came, and how long every part of the change took.
+"""How one world followed another: which workers left and joined, and how long every part of the change took.
 
 Nothing is decided here. The times are those at which events came, and what workers measured themselves.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 
-SOMEBODY = ""  # a world broke, and it is not known yet who is lost
+UNKNOWN = ""  # a world broke, and it is not known yet which worker is lost
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Change:
     why: list[str] = field(default_factory=list)
     started: float = 0.0
     formed: float | None = None  # when the last member's group stood, with the state
-    abort_seconds: float = 0.0  # the step in flight was given up or, where nobody was lost, finished
+    abort_seconds: float = 0.0  # the step in flight was given up or, where no worker was lost, finished
     copy_seconds: float = 0.0
     copied_bytes: int = 0
     first_step_seconds: float = 0.0
@@ -53,14 +53,14 @@ class Change:
         return sum(self.parts.values())
 
     @property
-    def who(self) -> str:
+    def difference(self) -> str:
         came = [n for n in self.members if n not in self.before]
         parts = [f"without {', '.join(self.lost)}"] * bool(self.lost) + [f"with {', '.join(came)}"] * bool(came)
         return ", ".join(parts) or "the same workers"
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {in_words(seconds)}" for name, seconds in self.parts.items())
-        return f"{self.who} ({'; '.join(self.why)}): {parts}; {in_words(self.seconds)} in total"
+        return f"{self.difference} ({'; '.join(self.why)}): {parts}; {in_words(self.seconds)} in total"
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Changes:
 
     members: tuple[str, ...] = ()  # of the last world that made a step
     generation: int = 0  # the newest
-    signs: dict[str, float] = field(default_factory=dict)  # who may be lost, and when that began
+    signs: dict[str, float] = field(default_factory=dict)  # workers that may be lost, and when that began
     under_way: Change | None = None
     done: list[Change] = field(default_factory=list)
 
@@ -106,7 +106,7 @@ class Changes:
             case e.WorkerHung(name, _, since):
                 self._sign(name, since, now)
             case e.WorldBroken(_, generation) if generation == self.generation:
-                self._sign(SOMEBODY, now, now)
+                self._sign(UNKNOWN, now, now)
             case e.ReplicaJoined(name):
                 self.signs.pop(name, None)  # it was out of touch only
 
@@ -118,7 +118,7 @@ class Changes:
         self.generation = proposal.generation
         if self.under_way is None:
             lost = [n for n in self.members if n not in proposal.members]
-            began = min((self.signs[n] for n in (*lost, SOMEBODY) if n in self.signs), default=now)
+            began = min((self.signs[n] for n in (*lost, UNKNOWN) if n in self.signs), default=now)
             self.under_way = Change(began, now, self.members)
         change = self.under_way
         change.generation, change.members = proposal.generation, proposal.members

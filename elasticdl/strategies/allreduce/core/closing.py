@@ -1,4 +1,4 @@
-"""What comes once everything is trained and evaluated: one worker writes the model and says what the audit found."""
+"""What comes once everything is trained and evaluated: one worker writes the model and reports the audit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from elasticdl.job.outcome import Outcome
 
 @dataclass
 class Closing:
-    exporter: str = ""  # who was asked to write the model
-    exports: int = 0  # how often somebody was
+    exporter: str = ""  # the worker that was asked to write the model
+    exports: int = 0  # how often one was asked
     exported: str = ""
     audited: str = ""
     over: bool = False
@@ -30,7 +30,7 @@ class Closing:
             self.exporter = ""
 
     def answered(self, event: ModelExported) -> list[Command]:
-        """Only the answer to the last request counts: who was asked before had to give way, and may say so late."""
+        """Only the answer to the last request counts: earlier ones were replaced, and their answers may come late."""
         if self.over or event.worker != self.exporter or event.number not in (0, self.exports):
             return []
         if event.error:

@@ -18,9 +18,9 @@ AGAIN_SECONDS = 0.5  # in which pulses come that waited for this process, if it 
 class Hangs:
     membership: Membership
     pulses: Pulses
-    in_vain: dict[str, float] = field(default_factory=dict)  # who is in an exchange that was given up, heard first when
-    doubted: dict[str, float] = field(default_factory=dict)  # who seems to be hung, since when
-    stuck_since: float | None = None  # that the whole world seems to be
+    in_vain: dict[str, float] = field(default_factory=dict)  # workers in an aborted exchange, first heard when
+    doubted: dict[str, float] = field(default_factory=dict)  # workers that seem to hang, since when
+    stuck_since: float | None = None  # the whole world seems to hang, since when
 
     def heard(
         self, worker: str, step: int, phase: str, seconds: float, step_seconds: float, now: float, generation: int
@@ -37,7 +37,7 @@ class Hangs:
         self.in_vain.pop(worker, None)
 
     def hung(self, now: float) -> list[e.Event]:
-        """Who is waited for and stands still, also when looked at a second time."""
+        """Workers that others wait for and that stand still, also when looked at a second time."""
         watched, others = self._watched()
         seen = [*self._wedged(now), *self._missed(now), *self.pulses.hung(watched, now, others)]
         found = {one[0]: one for one in seen}
@@ -46,7 +46,7 @@ class Hangs:
         return [*hung, *self._stuck(now)]
 
     def _wedged(self, now: float) -> list[tuple[str, str, float]]:
-        """Like `Pulses.hung`, of those who cannot be called out of an exchange: in a driver nothing interrupts them."""
+        """Like `Pulses.hung`, for workers that do not leave an aborted exchange: nothing interrupts a driver."""
         found, beats = [], self.pulses.beats
         for name in self._watched()[0]:
             since = self.in_vain.get(name)
@@ -56,12 +56,12 @@ class Hangs:
         return found
 
     def _given_up(self, generation: int) -> bool:
-        """Whether what its members do in this world is in vain, as they have heard. 0: who says so has left it."""
+        """Whether this world was aborted, as its members have heard. 0: the worker has left it."""
         m = self.membership
         return generation != m.running_generation or (m.phase is not Phase.RUNNING and m.urgent)
 
     def _missed(self, now: float) -> list[tuple[str, str, float]]:
-        """Like `Pulses.hung`, of the one member whose stream broke, as that of a process that stands still does."""
+        """Like `Pulses.hung`, for the one member whose stream broke: that of a stopped process does."""
         name, at = self._missed_at()
         if at is None or now < at:
             return []
@@ -70,7 +70,7 @@ class Hangs:
         return [(name, why, beat.heard)]
 
     def _missed_at(self) -> tuple[str, float | None]:
-        """Who is out of touch, and when it counts as hung. While others exchange with it, it is merely out of touch."""
+        """The member without a stream, and when it counts as hung: once all others wait for it in an exchange."""
         m, beats = self.membership, self.pulses.beats
         there, out = self._world()
         waiting = all(
@@ -83,7 +83,7 @@ class Hangs:
         return out[0], since + self.pulses.limit_of_the_silent(beats[out[0]].phase)
 
     def _stuck(self, now: float) -> list[e.Event]:
-        """That no member of the world gets out of the exchange, or is given the state; also when looked at twice."""
+        """No member leaves the exchange, or no state is copied; also when looked at twice."""
         at, m = self._stuck_at(), self.membership
         if at is None or now < at:
             self.stuck_since = None
@@ -108,8 +108,8 @@ class Hangs:
         return self.pulses.stuck_at(self._inside(), m.running_generation, not out)
 
     def _world(self) -> tuple[list[str], list[str]]:
-        """Of the world that runs, also if it is to end with a step: who is in touch, and who is not. Nobody of one that
-        was given up."""
+        """Members of the running world, also if it is to end with a step: those in touch, and the others. Of an aborted
+        one, none."""
         m = self.membership
         if self._given_up(m.running_generation):
             return [], []
@@ -118,7 +118,7 @@ class Hangs:
         return there, [n for n in counted if n not in there]
 
     def _inside(self) -> list[str]:
-        """Who is in touch and in that world; not who has left it after the step that was to be its last."""
+        """Members in touch that have not yet left that world after its last step."""
         m, beats = self.membership, self.pulses.beats
         there, _ = self._world()
         return [n for n in there if m.phase is Phase.RUNNING or n not in beats or beats[n].generation]
@@ -134,8 +134,8 @@ class Hangs:
         return min([*times, *(t for t in (first, stuck, missed_at) if t is not None)], default=None)
 
     def _watched(self) -> tuple[list[str], list[str]]:
-        """Who is in touch and waited for: members of the newest world, and whoever has yet to leave the one before. And
-        who is in touch besides."""
+        """Workers in touch: those that others wait for (members of the newest world, and those that have yet to leave
+        the one before), and the rest."""
         m, beats = self.membership, self.pulses.beats
         for name in [n for n in beats if n not in m.workers]:
             self.pulses.forget(name)

@@ -17,7 +17,7 @@ from elasticdl.strategies.allreduce.core.membership import Membership, Phase
 from elasticdl.strategies.allreduce.core.saves import NEXT, Saves
 from elasticdl.strategies.allreduce.core.terms import AllreduceTerms
 
-STACK_SECONDS = 1.0  # a hung worker may take to say where it stands
+STACK_SECONDS = 1.0  # a hung worker may take to send its stack traces
 
 
 @dataclass
@@ -32,7 +32,7 @@ class AllreduceMachine:
     step: int = 0  # the newest that was heard of
     records: int = 0  # trained by so many steps
     holdings: dict[str, int] = field(default_factory=dict)  # records in the state that a worker confirmed last
-    repeated: int = 0  # steps trained again because everybody was lost
+    repeated: int = 0  # steps trained again because all workers were lost
     loss: float | None = None
     evaluations: list[tuple[int, str]] = field(default_factory=list)  # version, metrics as JSON
     checkpoint: str = ""  # the newest on disk
@@ -40,7 +40,7 @@ class AllreduceMachine:
     reason: str = ""
     recoveries: list[Recovery] = field(default_factory=list)
     changes: Changes = field(default_factory=Changes)
-    bad_records: list[BadRecord] = field(default_factory=list)  # left out of their steps, whoever computed those
+    bad_records: list[BadRecord] = field(default_factory=list)  # left out of their steps
     now: float = 0.0  # of the last event
 
     @classmethod
@@ -89,13 +89,13 @@ class AllreduceMachine:
 
     @property
     def parting(self) -> bool:
-        """Whether workers that were told to go are still there, or what they wrote has yet to be published."""
+        """Whether leaving workers are still there, or what they wrote has yet to be published."""
         there = any(w.leaving and w.in_touch for w in self.membership.workers.values())
         return there or bool(self.saves.written) or self.saves.checkpoints.writing is not None
 
     @property
     def _last_word(self) -> float | None:
-        """Until when the audit waits for those out of touch, who may have set records aside; None: not at all."""
+        """Until when the audit waits for disconnected workers, which may have skipped records; None: not at all."""
         begun = self.closing.exporter or self.closing.over
         asked = self.terms.audit and self.terms.max_bad_records and not begun
         until = self.membership.silent_until() if asked and self.trained_out else 0.0
@@ -120,7 +120,7 @@ class AllreduceMachine:
         while self.replicas.not_to_be_had:
             out.append(c.Announce(f"{self.replicas.not_to_be_had.pop(0)}; continuing without it"))
         for started in [x for x in out if isinstance(x, c.StartWorld)]:
-            if set(started.to) & set(started.members):  # and not only told to one who goes
+            if set(started.to) & set(started.members):  # and not only sent to a worker that leaves
                 out += self._begin(started)
         if not any(isinstance(x, c.FinishJob) for x in out):
             out += self._follow(now)
@@ -144,7 +144,7 @@ class AllreduceMachine:
                 w = self.membership.workers.get(name)
                 if w is None or w.incarnation != incarnation:
                     return self.replicas.handle(event, now)
-                # Asked before those who leave hear that nobody trains, as everywhere.
+                # Asked before leaving workers hear that training is paused, as everywhere.
                 out = self.replicas.handle(event, now) + self._before_all_leave(name)
                 return out + self.membership.dropped(name, now)
             case e.ReplicaGone():
@@ -222,7 +222,7 @@ class AllreduceMachine:
             return []
         w = self.membership.workers.get(event.name)
         if event.cause == FINISHED and w is not None and w.leaving:
-            event = replace(event, cause=PREEMPTED)  # it was asked to go, and went in good order
+            event = replace(event, cause=PREEMPTED)  # it was asked to leave, and did
         out: list[c.Command] = [] if w is not None and w.leaving else self._lost(event.name, now)
         out += self.replicas.handle(event, now)
         self._forget(event.name)
@@ -230,7 +230,7 @@ class AllreduceMachine:
         return out + self.membership.gone(event.name, now)
 
     def _forget(self, name: str) -> None:
-        """Whatever it was asked to do, it will not."""
+        """It will not do what it was asked to."""
         self.holdings.pop(name, None)
         self.saves.forget(name, self.step)
         self.closing.forget(name)
@@ -253,7 +253,7 @@ class AllreduceMachine:
         return []
 
     def _put_down(self, name: str, reason: str, now: float, grace_seconds: float = 0.0) -> list[c.Command]:
-        """Replace a worker that is there but of no use."""
+        """Stop a worker that is of no use, and replace it."""
         out = self._lost(name, now)
         self.replicas.replace(name, PREEMPTED, reason, now, out)
         out = [replace(x, grace_seconds=grace_seconds) if isinstance(x, c.StopReplica) else x for x in out]
@@ -263,11 +263,11 @@ class AllreduceMachine:
 
     def _leaving(self, name: str, now: float) -> list[c.Command]:
         if name not in self.membership.workers:
-            return []  # it is being put down anyway
+            return []  # it is being stopped anyway
         m, w = self.membership, self.membership.workers[name]
         if w.leaving:
             return []
-        m.workers[name] = m.workers.pop(name)  # told last
+        m.workers[name] = m.workers.pop(name)  # the last to leave
         told: list[c.Command] = [c.Announce(f"{name} received SIGTERM; leaving at the end of a step")]
         out = m.leave(name, now)
         return told + self._before_all_leave() + out  # asked before it hears that it may go
@@ -281,11 +281,11 @@ class AllreduceMachine:
         if checkpoints.next_time is None:
             checkpoints.started(now)
         size = len(self.membership.members)
-        who = "1 worker trains" if size == 1 else f"{size} workers train"
-        return [c.Announce(f"Generation {self.membership.generation}: {who} from step {self.step}")]
+        trains = "1 worker trains" if size == 1 else f"{size} workers train"
+        return [c.Announce(f"Generation {self.membership.generation}: {trains} from step {self.step}")]
 
     def _begin(self, world: c.StartWorld) -> list[c.Command]:
-        """A world starts: below what was heard of only where all who held more are lost."""
+        """A world starts: below the newest step only where all workers that held more are lost."""
         step = world.state[1]
         self.repeated += max(0, self.step - step)
         self.stands_at(step, self._records_of(world))
@@ -296,7 +296,7 @@ class AllreduceMachine:
         return self.saves.begin(world.members, step)
 
     def _records_of(self, world: c.StartWorld) -> int:
-        """Trained in the state that a world begins with: as the checkpoint says, or who brings that state."""
+        """Trained in the state that a world begins with: by the checkpoint, or the worker that brings the state."""
         saved = [k.position.records for k in self.saves.checkpoints.known if k.directory == world.directory]
         held = [self.holdings[n] for n in world.members if n in self.holdings and n not in world.copies]
         return next(iter(saved if world.directory else held), self.records)
@@ -336,7 +336,7 @@ class AllreduceMachine:
         self.membership.checkpoint = (to.directory, to.position.version)
         return [c.Announce(f"Cannot read the checkpoint of {bad}: {error}; continuing from {to}")]
 
-    # People.
+    # What users ask for.
 
     def _stop(self, reason: str) -> list[c.Command]:
         if self.saves.stopping:
@@ -388,7 +388,7 @@ class AllreduceMachine:
         return [*self.saves.checkpoints.give_up(), *superfluous, done]
 
     def _stop_again(self, now: float) -> list[c.Command]:
-        """The state is to be saved, or who was to do it is gone: somebody else, or the newest checkpoint."""
+        """The state is to be saved, or the worker that was asked is gone: ask another, or use the newest checkpoint."""
         saves = self.saves
         if self.step and (keeper := self.membership.keeper()):
             saves.last_cut = saves.cuts + 1

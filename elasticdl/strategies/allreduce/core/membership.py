@@ -1,9 +1,9 @@
 """Worlds of an all-reduce job: which workers train together, generation after generation, and from which state.
 
 A world is proposed, confirmed by every member, and started. A member confirms only once it has left the world before,
-and an exchange of gradients needs all members of its world: so two worlds never commit side by side. Where nobody of
+and an exchange of gradients needs all members of its world: so two worlds never commit side by side. Where no member of
 the old world is in the new one, the new one waits until all of the old are known to be gone, or have been silent for so
-long that they stopped by themselves. It waits in the same way for somebody out of touch who alone holds the state.
+long that they stopped by themselves. It waits in the same way for a disconnected worker that alone holds the state.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ State = tuple[int, int]
 NOTHING: State = (0, 0)
 
 LAST_CALL_SECONDS = 2.0  # how long the first world waits for the rest of the workers that are wanted
-RETURN_SECONDS = 5.0  # how long workers may take to find a master that came back
-# In which a worker notices that it is out of touch, where packets are lost in silence: the keepalive of the stream. The
-# master may notice at once, or be a new one. The rest is for who is put down: it keeps its stream for a moment.
+RETURN_SECONDS = 5.0  # how long workers may take to find a restarted master
+# In which a worker notices that it is disconnected, where packets are lost silently: the keepalive of the stream. The
+# master may notice at once, or be a new one. The rest is for a stopped worker, which keeps its stream for a moment.
 NOTICE_SECONDS = 10.0
 MARGIN_SECONDS = NOTICE_SECONDS + 3.0
-STRANGERS_SECONDS = 300.0  # how long nobody may train because of workers whose arithmetic differs
-PATIENCE = 3  # worlds in a row that break without a step before somebody has to go
+STRANGERS_SECONDS = 300.0  # how long training may pause because of rejected workers
+PATIENCE = 3  # worlds in a row that break without a step before a worker is replaced
 
 
 class Phase(StrEnum):
-    NONE = "none"  # nobody trains
+    NONE = "none"  # no worker trains
     PROPOSED = "proposed"
     RUNNING = "running"
 
@@ -52,15 +52,15 @@ class Ready:
     incarnation: str
     fingerprint: str = ""
     in_touch: bool = True
-    patience: float = 0.0  # out of touch, it is counted on until then
+    patience: float = 0.0  # disconnected, it is counted on until then
     silent_since: float = 0.0
     leaving: bool = False
-    refused: bool = False  # its arithmetic differs
+    refused: bool = False  # different library versions or CPU type
 
 
 @dataclass
 class Beginning:
-    """Where a world begins: said once more, it must be the same."""
+    """Where a world begins; a repeated message must say the same."""
 
     state: State = NOTHING
     copies: dict[str, str] = field(default_factory=dict)
@@ -83,16 +83,16 @@ class Membership:
     running_generation: int = 0
     formed: set[str] = field(default_factory=set)
     begun: Beginning = field(default_factory=lambda: Beginning())  # of the last world that was started
-    holders: set[str] = field(default_factory=set)  # who is known to hold the state of that world
+    holders: set[str] = field(default_factory=set)  # workers known to hold the state of that world
     committed: State = NOTHING  # the newest that was heard of
     checkpoint: tuple[str, int] = ("", 0)  # directory and step of the newest on disk
     fingerprint: str = ""  # the one of the first world
     failures: int = 0  # worlds in a row that broke without a step
     suspicion: dict[str, int] = field(default_factory=dict)
-    excluded: dict[str, float] = field(default_factory=dict)  # being put down, not yet known to be gone: since when
-    to_evict: list[str] = field(default_factory=list)  # for the job to replace
+    excluded: dict[str, float] = field(default_factory=dict)  # being stopped, not yet known to be gone: since when
+    to_evict: list[str] = field(default_factory=list)  # for the machine to replace
     first_ready: float | None = None
-    strangers_since: float | None = None  # nobody trains, and of those who are there some may not be taken
+    strangers_since: float | None = None  # no worker trains, and some that are there were rejected
 
     # What happens.
 
@@ -115,7 +115,7 @@ class Membership:
         member = name in self.members
         counted_on = name in self.formed if self.phase is Phase.RUNNING else not self.urgent
         if name in self.running and generation == 0 and counted_on:
-            # It left the world that runs, and could not say so: others may wait for it.
+            # It left the running world without a message: others may wait for it.
             return out + self.broken(name, self.running_generation, (), now)
         out += self._review(now)
         told = any(isinstance(c, ProposeWorld) and name in c.to for c in out)
@@ -139,19 +139,19 @@ class Membership:
 
     def gone(self, name: str, now: float) -> list[Command]:
         """The process is known to be dead."""
-        counted = name in self.workers  # of one that was put down the others know already
+        counted = name in self.workers  # of one that was stopped the others know already
         lost = name if counted and name in self.running else ""
         self._forget(name)
         self.running.pop(name, None)
         self.excluded.pop(name, None)
         if not self.running and not self.holders and not self.checkpoint[0]:
-            self.fingerprint = ""  # nothing is left of what was trained: the job begins anew, with whoever is there
+            self.fingerprint = ""  # nothing is left of what was trained: the job begins anew with the workers at hand
             for w in self.workers.values():
                 w.refused = False
         return self._review(now, lost)
 
     def exclude(self, name: str, now: float) -> list[Command]:
-        """It is being put down: it counts no more, but it may still be alive for a while."""
+        """It is being stopped: it counts no more, but it may still be alive for a while."""
         w = self.workers.get(name)
         if w is None:
             return []
@@ -164,7 +164,7 @@ class Membership:
         self.holders.discard(name)
 
     def leave(self, name: str, now: float) -> list[Command]:
-        """It was told to go, and would like to at the end of a step."""
+        """It received SIGTERM, and leaves at the end of a step."""
         w = self.workers.get(name)
         if w is None or w.leaving:
             return []
@@ -179,7 +179,7 @@ class Membership:
         return self._start(now)
 
     def broken(self, name: str, generation: int, suspects: Iterable[str], now: float) -> list[Command]:
-        """An exchange failed, or the group could not be built. That alone makes nobody a suspect of the master's."""
+        """An exchange failed, or the group could not be built. That alone makes no worker a suspect."""
         if generation != self.running_generation or name not in self.running:
             return []
         if self.phase is not Phase.RUNNING:
@@ -210,7 +210,7 @@ class Membership:
         self.holders |= {n for n in self.running if n in self.workers}
         if self.phase is not Phase.RUNNING or self.training:
             return []
-        self.formed = set(self.members)  # a step needs all of them, whoever's word of it was lost
+        self.formed = set(self.members)  # a step needs all of them: a message of one was lost
         return self._review(now)
 
     def scaled(self, wanted: int, now: float) -> list[Command]:
@@ -218,7 +218,7 @@ class Membership:
         return self._review(now)
 
     def master_started(self, now: float) -> None:
-        """Everybody has yet to find the new master."""
+        """All workers have yet to find the new master."""
         for w in self.workers.values():
             w.in_touch, w.silent_since, w.patience = False, now, now + RETURN_SECONDS
 
@@ -245,7 +245,7 @@ class Membership:
         return self.phase is Phase.RUNNING and self.formed == set(self.members)
 
     def holder(self) -> str:
-        """Who can be asked to write the state: the first in the world that is in touch."""
+        """The worker that can write the state: the first member in touch."""
         for name in self.members if self.phase is Phase.RUNNING else ():
             if name in self.formed and name in self.workers and self.workers[name].in_touch:
                 return name
@@ -256,12 +256,12 @@ class Membership:
         return self.holder() or next((n for n, w in self.workers.items() if n in self.holders and w.in_touch), "")
 
     def only_leavers(self, but: str = "") -> list[str]:
-        """Who holds the state and is in touch, if all of them are about to leave; the one told last comes last."""
+        """Connected workers that hold the state, if all of them are leaving; the last to be told comes last."""
         found = [n for n, w in self.workers.items() if n in self.holders and w.in_touch and n != but]
         return found if all(self.workers[n].leaving for n in found) else []
 
     def silent_until(self) -> float:
-        """When all who are out of touch now have stopped by themselves; 0: nobody is."""
+        """When all disconnected workers have stopped by themselves; 0: there are none."""
         return max((self._silent_until(n) for n, w in self.workers.items() if not w.in_touch), default=0.0)
 
     def hopeless(self, now: float) -> str:
@@ -280,9 +280,11 @@ class Membership:
         return w is not None and not w.refused and (w.in_touch or now < w.patience)
 
     def _desired(self, now: float) -> tuple[str, ...]:
-        """Who should train together now: who does already, then who came first."""
+        """The workers that should train together now."""
         able = [n for n in self.workers if self._available(n, now)]
-        if self.same_arithmetic and not self.fingerprint:  # the first world decides: most, or who came first
+        if (
+            self.same_arithmetic and not self.fingerprint
+        ):  # the first world decides: the most frequent one, or the first
             prints = Counter(self.workers[n].fingerprint for n in able)
             able = [n for n in able if self.workers[n].fingerprint == max(prints, key=prints.__getitem__)]
         away = any(n not in able and not self.workers[n].leaving for n in self.holders)
@@ -299,7 +301,7 @@ class Membership:
     # Decisions.
 
     def _review(self, now: float, lost: str = "") -> list[Command]:
-        """What follows from who is there; `lost` was in the last world that was started."""
+        """What follows from the workers that are there; `lost` was in the last world that was started."""
         scene = self._scene(now, lost)
         if self.phase is not Phase.NONE or scene.desired or not any(w.refused for w in self.workers.values()):
             self.strangers_since = None
@@ -318,7 +320,7 @@ class Membership:
         found = self._desired(now)
         waited = self.first_ready is not None and now >= self.first_ready + LAST_CALL_SECONDS
         silent = tuple(n for n in self.members if n not in found and not self._available(n, now))
-        # The state, or the word that the last world can do nothing more: whoever brings it is taken in.
+        # A worker with the state, or the word that the last world is over, is taken in.
         outside, inside = set(found) - set(self.members), set(self.members)
         return Scene(
             desired=found,
@@ -335,10 +337,10 @@ class Membership:
         )
 
     def _propose(self, members: tuple[str, ...], urgent: bool, reason: str, now: float) -> list[Command]:
-        # Whoever has left an exchange cannot finish the step: from there on there is no boundary to wait for.
+        # A worker that has left an exchange cannot finish the step: there is no boundary to wait for any more.
         self.urgent = urgent or (self.phase is Phase.PROPOSED and self.urgent)
         self.generation += 1
-        # Who was in the world before, or was to be in the one before this, must know that it is no more.
+        # Members of the last world, and of the last proposal, must know that it is over.
         told = [n for n in dict.fromkeys((*members, *self.running, *self.members)) if n in self.workers]
         self.members, self.phase = members, Phase.PROPOSED
         self.confirmed, self.formed = {}, set()
@@ -364,7 +366,7 @@ class Membership:
         return float("inf") if w.in_touch else w.silent_since + self.grace_seconds + MARGIN_SECONDS
 
     def _fenced(self, now: float) -> bool:
-        """Whether the last world can commit nothing any more, and nobody may return with a state the next one lacks."""
+        """Whether the last world can commit nothing any more, and no worker may return with a newer state."""
         left = any(self.workers[n].incarnation == self.running.get(n) for n in self.confirmed)
         if not left and any(self._silent_until(n) > now for n in self.running):
             return False
@@ -379,7 +381,7 @@ class Membership:
         self.begun = self._beginning()
         as_built = self.begun.directory or self.begun.state == NOTHING
         self.holders = set() if as_built else set(self.members) - set(self.begun.copies)
-        # Who is told to go, and was in a world that broke, waits to hear that the others have what it has.
+        # A leaving worker of a world that broke waits to hear that the others have its state.
         leavers = [n for n, w in self.workers.items() if w.leaving and n not in self.members]
         out: list[Command] = [self._start_for((*self.members, *leavers))]
         if not self.fingerprint:
@@ -399,7 +401,7 @@ class Membership:
         directory, step = self.checkpoint
         if directory and step > best[1]:
             return Beginning((0, step), dict.fromkeys(self.members[1:], self.members[0]), directory)
-        # As built they may differ: everybody takes what the first one has.
+        # As built they may differ: all take the state of the first.
         holders = [n for n in self.members if self.confirmed[n] == best] if best != NOTHING else [self.members[0]]
         others = [n for n in self.members if n not in holders]
         return Beginning(best, {n: holders[i % len(holders)] for i, n in enumerate(others)})
@@ -408,7 +410,7 @@ class Membership:
         return Announce(f"Rejected {name}: {_difference(fingerprint, self.fingerprint)}")
 
     def _evict(self) -> None:
-        """The world breaks again and again although everybody is in touch: who is named most often goes."""
+        """The world keeps breaking although all are in touch: replace the worker that is named most often."""
         named = [n for n in self.members if self.suspicion.get(n)]
         worst = max(named, key=lambda n: self.suspicion[n], default=self.members[-1] if len(self.members) > 1 else "")
         if worst:

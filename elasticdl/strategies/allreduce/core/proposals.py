@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-# Who trains.
+# Which workers train.
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A worker that may train, in the order of their coming; those that leave, in the order in which they were told."""
+    """A worker that may train, in the order of their coming; leaving ones in the order of their SIGTERM."""
 
     name: str
     leaving: bool = False
@@ -47,7 +47,7 @@ def kept(stay: Sequence[Candidate], leave: Sequence[Candidate], holder_away: boo
 class Scene:
     """What a decision about worlds depends on."""
 
-    desired: tuple[str, ...] = ()  # who should train together now; empty: none can
+    desired: tuple[str, ...] = ()  # workers that should train together now; empty: none can
     members: tuple[str, ...] = ()  # of the newest world
     lost: str = ""  # a worker of the last world that has just turned out to be gone
     silent: tuple[str, ...] = ()  # members that are gone, or out of touch for too long
@@ -57,7 +57,7 @@ class Scene:
     confirmed: bool = False  # by at least one of its members
     rescued: bool = False  # a worker outside brings the state, or the word that the last world is over
     training: bool = False  # all members of the world that runs have formed it
-    leaving: bool = False  # a member was told to go
+    leaving: bool = False  # a member received SIGTERM
 
     @property
     def leavers(self) -> list[str]:
@@ -120,7 +120,7 @@ NOBODY_TRAINS = (
         lambda s: _propose(s, True, _ready(len(s.desired))),
     ),
     Rule(
-        "a worker is gone that others wait for, to end the step",
+        "a worker is gone that others wait for at the end of the step",
         lambda s: bool(s.lost) and not s.urgent,
         lambda s: Decision(Action.PROPOSE, (), True, f"{s.lost} is gone"),
     ),

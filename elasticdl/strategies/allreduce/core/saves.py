@@ -37,9 +37,9 @@ class Saves:
     asked: list[Save] = field(default_factory=list)
     written: list[tuple[Save, int, str]] = field(default_factory=list)  # on disk and not yet published: step, part
     cuts: int = 0
-    owed: bool = False  # who was to write a lasting checkpoint went when its step was there already
+    owed: bool = False  # the worker that was to write a lasting checkpoint left after its step
     unsaved: int = 0  # the newest step whose lasting checkpoint could not be written
-    stopping: str = ""  # why a stop was asked for
+    stopping: str = ""  # why a stop was requested
     last_cut: int = 0  # the one that a stop waits for
 
     @classmethod
@@ -50,7 +50,7 @@ class Saves:
 
     @property
     def open_cuts(self) -> set[int]:
-        """Those that somebody was asked to write and that have yet to be published, in any order."""
+        """Those that were asked for and have yet to be published, in any order."""
         writing = self.checkpoints.writing
         cuts = {s.cut for s in self.asked} | {s.cut for s, _, _ in self.written}
         return cuts | ({writing.cut} if writing is not None else set())
@@ -82,10 +82,10 @@ class Saves:
         return [SaveState(s.worker, s.cut, s.at) for s in self.asked if s.worker == worker]
 
     def due(self, step: int, over: bool, membership: Membership, now: float) -> list[Command]:
-        """Saves that the schedule asks for: of the lasting ones the worker is told in time."""
+        """Saves that the schedule asks for; lasting ones are requested before their step."""
         c = self.checkpoints
         if self.owed and over and (keeper := membership.keeper()):
-            # No step is to come, and maybe no world: whoever holds the last one writes it, if it is the last one.
+            # No step is to come, and maybe no world: a worker that holds the last one writes it.
             self.owed = False
             return self.ask(keeper, step, True, step, now)
         holder = membership.holder()
@@ -106,12 +106,12 @@ class Saves:
         return out
 
     def before_all_leave(self, leavers: list[str], step: int, now: float) -> list[Command]:
-        """What leavers hold would be gone with them."""
+        """The state would be lost with the leaving workers."""
         if not leavers or not step or any(s.at == NEXT and s.worker in leavers for s in self.asked):
             return []
         return self.ask(leavers[-1], NEXT, False, step, now)
 
-    # Whoever was asked may not come to it.
+    # The worker that was asked may never write it.
 
     def forget(self, worker: str, step: int) -> None:
         self.owed = self.owed or any(s.worker == worker and s.lasting and s.at <= step for s in self.asked)
@@ -122,7 +122,7 @@ class Saves:
         return self._drop([s for s in self.asked if s.at > step and s.worker not in members])
 
     def end(self, step: int) -> list[Command]:
-        """Where the number of steps was not known beforehand, some step to save at may never come."""
+        """Drop saves at later steps: they never come where the number of steps was not known beforehand."""
         return self._drop([s for s in self.asked if s.at > step])
 
     def _drop(self, never: list[Save]) -> list[Command]:
@@ -132,7 +132,7 @@ class Saves:
     # Writing.
 
     def overdue(self, step: int, now: float) -> list[Command]:
-        """Saves that nothing comes of: whoever was to write one may wait for its disk for ever."""
+        """Give up saves that take too long: the worker may wait for its disk forever."""
         out: list[Command] = []
         for save in list(self.asked):
             if save.since is None and save.at <= step:

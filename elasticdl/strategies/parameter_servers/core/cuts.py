@@ -2,7 +2,7 @@
 
 The barrier is on the servers: all hold their pushes and report their counters. Equal: all freeze, then go on. Unequal:
 each lets through what another one already has. Where that can't come, because its worker died in between or stands
-before the barrier with another shard, everybody is released, the batch is trained, and the cut is tried again.
+before the barrier with another shard, all are released, the batch is trained, and the cut is tried again.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Cuts:
         self, server: str, number: int, counters: Mapping[str, int], unclosed: Collection[str], moving: Collection[str],
         at: int | None = None, coming: bool = False,
     ) -> list[c.Command]:  # fmt: skip
-        """A server reports the next batch of each shard it has open; `moving` are the shards somebody works on.
+        """A server reports the next batch of each shard it has open; `moving` are the shards that workers are at.
 
-        In synchronous training servers hold between two rounds, at a version each. Who has begun a later round than
-        the cut asked for says where it ends, and all go there: so they are never unequal.
+        In synchronous training servers hold between two rounds, at a version each. A server that has begun a later
+        round than the cut asked for reports where it ends, and all go there: so they are never unequal.
         """
         cut = self.active
         if cut is None or cut.number != number:
@@ -73,7 +73,7 @@ class Cuts:
             cut.held.clear()
             return [c.HoldServers(cut.number, at)]
         if coming or (at is not None and at < cut.at):
-            return []  # it goes on, and will say so again
+            return []  # it goes on, and will report again
         cut.held[server] = dict(counters)
         if set(cut.held) != set(self.servers):
             return []
@@ -118,7 +118,7 @@ class Cuts:
                 ),
             ]
         if cut.phase is Phase.ADVANCING and cut.limits == most:
-            return []  # they were told already
+            return []  # they know it already
         cut.phase, cut.limits = Phase.ADVANCING, most
         return [c.AdvanceServers(cut.number, tuple(sorted(most.items())))]
 

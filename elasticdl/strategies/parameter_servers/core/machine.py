@@ -91,7 +91,7 @@ class ParameterServerMachine:
 
     @property
     def _standing_still(self) -> bool:
-        """The servers are frozen, or not all there: nobody can move, and nobody is hung."""
+        """The servers are frozen, or not all there: no worker can move, so none is hung."""
         return self.shards.paused or self.servers.frozen
 
     @property
@@ -220,13 +220,13 @@ class ParameterServerMachine:
         grows = event.cause == OUT_OF_MEMORY and self.replicas.can_grow(event.name)
         crashed = held and event.cause in (CRASHED, OUT_OF_MEMORY) and not grows
         # The stream breaks a moment before the process is seen to be gone. Out of touch for longer, a worker was by
-        # then at some other batch than the one it last told of: nobody can say whose fault it was.
+        # then at some other batch than the one it last reported: the fault is unknown.
         blame = crashed and (r.state is State.JOINED or now - r.since <= IN_TOUCH_SECONDS)
         seat = self.shards.seats.get(event.name)
         if crashed and event.cause == CRASHED:
             event = replace(event, cause=BLAMED)
         elif event.cause == FINISHED and seat is not None and seat.leaving:
-            event = replace(event, cause=PREEMPTED)  # it was asked to go, and went in good order
+            event = replace(event, cause=PREEMPTED)  # it was asked to leave, and did
         out = self.replicas.handle(event, now)
         reason = "\n".join([f"{event.name}: {event.reason}", *event.last_lines]) if blame else event.reason
         return out + self._worker_lost(event.name, reason, blame, now)
@@ -235,7 +235,7 @@ class ParameterServerMachine:
         held = [s for s in self.shards.leased.values() if s.worker == worker]
         if worker in self.shards.seats:
             self.recoveries.append(Recovery(worker, now, [s.id for s in held if s.kind is Kind.TRAIN]))
-        # It may live on for a while, and even listen: its step is called off before anybody else gets the shard.
+        # It may live on for a while, and even listen: its lease is revoked before another worker gets the shard.
         out: list[c.Command] = [c.RevokeLease(worker, s.id, s.attempt, reason) for s in held]
         return out + self.shards.handle(WorkerLost(worker, reason, blame, hung), now)
 
@@ -248,7 +248,7 @@ class ParameterServerMachine:
                 r.seconds = now - r.at
 
     def _hung(self, now: float) -> list[c.Command]:
-        """Liveness is progress: who holds a lease and does not move is replaced."""
+        """Liveness is progress: a worker that holds a lease and does not move is replaced."""
         out: list[c.Command] = []
         if self._standing_still:
             return out
@@ -256,7 +256,7 @@ class ParameterServerMachine:
         idle = {r.name: self.shards.idle_since(r.name) for r in self.replicas.joined("worker")}
         hung = [name for name, since in idle.items() if since is not None and now - since >= limit]
         lifted = self.servers.cuts.give_way() if hung else []
-        if lifted:  # pushes were held: who is really hung shows itself without the barrier
+        if lifted:  # pushes were held: a worker that really hangs shows without the barrier
             self.shards.rest(now)
             return lifted
         for name in hung:
@@ -398,7 +398,7 @@ class ParameterServerMachine:
         told = c.Announce(f"Cannot read the checkpoint of {damaged}: {error}")
         return [told, *self._roll_back(f"{server} cannot read it", now, server)]
 
-    # What people ask for.
+    # What users ask for.
 
     def _stop(self, reason: str) -> list[c.Command]:
         if self.servers.stopping:

@@ -27,8 +27,8 @@ class Servers:
     wanted: int
     cuts: Cuts
     checkpoints: Checkpoints
-    stopping: str = ""  # why a stop was asked for
-    leaving: set[str] = field(default_factory=set)  # told to go: they wait for their part to be saved
+    stopping: str = ""  # why a stop was requested
+    leaving: set[str] = field(default_factory=set)  # received SIGTERM: they wait for their part to be saved
 
     @classmethod
     def new(cls, job: str, count: int, schedule: Schedule) -> Self:
@@ -48,7 +48,7 @@ class Servers:
         return self.resizing and _all_joined(server_names(self.job, self.wanted), replicas)
 
     def parting(self, replicas: Replicas) -> bool:
-        """Whether servers that were told to go still wait for what they hold to be saved."""
+        """Whether leaving servers still wait for their part to be saved."""
         return any(r.name in self.leaving for r in replicas.joined("ps"))
 
     @property
@@ -126,11 +126,11 @@ class Servers:
         if self.stopping:
             version = self.checkpoints.newest.position.version
             return [FinishJob(Outcome.STOPPED, f"{self.stopping}; the checkpoint holds version {version}")]
-        release: list[Command] = [] if self.leaving else [ReleaseServers(number)]  # somebody changed their mind
+        release: list[Command] = [] if self.leaving else [ReleaseServers(number)]  # the request was withdrawn
         return release + self._dismiss("received SIGTERM; its part is saved", replicas, now)
 
     def _dismiss(self, reason: str, replicas: Replicas, now: float) -> list[Command]:
-        """Servers that were told to go, go; others take their place."""
+        """Replace the leaving servers."""
         out: list[Command] = []
         for name in sorted(self.leaving & {r.name for r in replicas.joined("ps")}):
             replicas.replace(name, PREEMPTED, reason, now, out)

@@ -23,4 +23,4 @@ class ParameterServerTerms:
     audit: bool = False
     schedule: Schedule = field(default_factory=Schedule)
     mode: str = ""  # how gradients become versions, in words
-    by_hand: bool = False  # nobody launches workers: whoever is started somewhere, and comes, takes part
+    by_hand: bool = False  # workers are started by hand; each that connects takes part
