@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elasticdl.data.files import FilesReader, Handle, Record, RecordFile, first_that_opens
+from elasticdl.data.files import FilesReader, Handle, Record, Table, open_tables
 from elasticdl.errors import DataError, Problem, UsageError
 
 _INDEX_EVERY = 64  # rows between two remembered offsets
@@ -62,32 +62,22 @@ def dialect_of(params: Mapping[str, str], suffix: str) -> Dialect:
 
 def open_csv(path: str, files: Mapping[str, Path], params: Mapping[str, str]) -> FilesReader:
     dialect = dialect_of(params, next(iter(files.values())).suffix.lower())
-    first, opened_first = first_that_opens(files.values(), lambda place: CsvFile(place, dialect))
-    columns = opened_first.columns
-
-    def open_file(place: Path) -> CsvFile:
-        opened = CsvFile(place, dialect)
-        if opened.columns != columns:
-            what = f"its columns ({', '.join(opened.columns)}) are not those of {first.name} ({', '.join(columns)})"
-            raise DataError(str(place), what, "Give all files of a directory the same header row.", 0)
-        return opened
-
-    return FilesReader(path, "csv", files, open_file, {"column_names": list(columns)})
+    return open_tables(path, "csv", files, lambda place: CsvFile(place, dialect))
 
 
-class CsvFile(RecordFile):
+class CsvFile(Table):
     """One CSV file, indexed by scanning it once for the ends of its rows."""
 
     def __init__(self, path: Path, dialect: Dialect) -> None:
         self._dialect = dialect
         self._handle = Handle(path)
         self.size_bytes = self._handle.size_bytes
-        if not self.size_bytes:
-            raise self._wrong("the file is empty", "Write it again, or remove it from the data directory.", 0)
         self._offsets, self.records, last = self._scan()
         self.columns = dialect.columns or self._header()
         if not self.records:
-            raise self._wrong("it has a header row but no records", "Write it again, or remove it.", self.size_bytes)
+            raise self._handle.wrong(
+                "it has a header row but no records", self.size_bytes, "Write it again, or remove it."
+            )
         # A file that was cut usually ends in a short row: notice it before the job starts.
         self._parse(last, self.size_bytes, 1)
 
@@ -115,28 +105,30 @@ class CsvFile(RecordFile):
         rows = self._rows(self._handle.pread(stop - offset, offset), offset)
         if len(rows) != expected:
             what = f"found {len(rows)} rows, expected {expected}"
-            raise self._wrong(what, "If quotes are ordinary characters in it, use quoting=none.", offset)
+            raise self._handle.wrong(what, offset, "If quotes are ordinary characters in it, use quoting=none.")
         wanted = len(self.columns)
         for number, row in enumerate(rows):
             if len(row) != wanted:
                 what = f"row {number} from here has {len(row)} columns, the header has {wanted}: truncated or corrupt"
-                raise self._wrong(what, "Copy or write the file again, or set delimiter=.", offset)
+                raise self._handle.wrong(what, offset, "Copy or write the file again, or set delimiter=.")
         return rows
 
     def _rows(self, data: bytes, offset: int) -> list[list[str]]:
         try:
             return self._dialect.rows(data.decode())
         except UnicodeDecodeError as error:
-            raise self._wrong("it is not UTF-8 text", "Convert it to UTF-8.", offset + error.start) from error
+            raise self._handle.wrong("it is not UTF-8 text", offset + error.start, "Convert it to UTF-8.") from error
         except csv.Error as error:
-            raise self._wrong(f"the rows here cannot be parsed ({error})", "Correct the quoting.", offset) from error
+            raise self._handle.wrong(
+                f"the rows here cannot be parsed ({error})", offset, "Correct the quoting."
+            ) from error
 
     def _header(self) -> tuple[str, ...]:
         begin = len(_BOM) if self._handle.pread(3, 0) == _BOM else 0
         rows = self._rows(self._handle.pread(self._header_end - begin, begin), 0)
         names = tuple(rows[0])
         if len(set(names)) != len(names):
-            raise self._wrong("the header row has a column name twice", "Rename one of them.", 0)
+            raise self._handle.wrong("the header row has a column name twice", 0, "Rename one of them.")
         return names
 
     def _scan(self) -> tuple[array[int], int, int]:
@@ -160,9 +152,8 @@ class CsvFile(RecordFile):
                 ends = np.append(ends, self.size_bytes)
                 if quotes_before % 2:
                     what = "the quote here is not closed: truncated or corrupt"
-                    raise self._wrong(
-                        what, "Copy it again; if quotes are ordinary characters, use quoting=none.", last_quote
-                    )
+                    remedy = "Copy it again; if quotes are ordinary characters, use quoting=none."
+                    raise self._handle.wrong(what, last_quote, remedy)
             if not len(ends):
                 continue
             starts = np.concatenate(([row_start], ends[:-1]))
@@ -175,7 +166,7 @@ class CsvFile(RecordFile):
                 records += len(starts)
                 last_start = int(starts[-1])
         if header_wanted:
-            raise self._wrong("it has no header row", "Write one, or name the columns: columns=a,b,c.", 0)
+            raise self._handle.wrong("it has no header row", 0, "Write one, or name the columns: columns=a,b,c.")
         return offsets, records, last_start
 
     def _without_blank(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -185,6 +176,3 @@ class CsvFile(RecordFile):
             i for i in short.tolist() if not self._handle.pread(int(ends[i] - starts[i]), int(starts[i])).strip(b"\r\n")
         ]
         return np.delete(starts, blank)
-
-    def _wrong(self, what: str, remedy: str, offset: int) -> DataError:
-        return DataError(str(self._handle.path), what, remedy, offset)

@@ -6,17 +6,17 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 from elasticdl.data.dataset import DataFile, Dataset
 from elasticdl.errors import DataError
 
-Opened = TypeVar("Opened")
 Record: TypeAlias = bytes | dict[str, object] | tuple[bytes, str]
 
 _MAX_OPEN_FILES = 64
+_NEWER_COPY = "Copy or convert the file again, and run `elasticdl data verify` on the copy."
 
 
 class RecordFile(Protocol):
@@ -50,6 +50,11 @@ class Handle:
             raise unreadable(path, error) from error
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
+        if not self.size_bytes:
+            raise self.wrong("the file is empty", 0, "Write it again, or remove it from the data directory.")
+
+    def wrong(self, what: str, offset: int, remedy: str = _NEWER_COPY) -> DataError:
+        return DataError(str(self.path), what, remedy, offset)
 
     def pread(self, count: int, offset: int) -> bytes:
         """Exactly `count` bytes, fewer only where the file ends."""
@@ -133,15 +138,34 @@ class FilesReader:
         return opened
 
 
-def first_that_opens(paths: Iterable[Path], open_file: Callable[[Path], Opened]) -> tuple[Path, Opened]:
-    """The file that the others are compared with; raises what is wrong with the first one when none opens."""
+class Table(RecordFile, Protocol):
+    """A file of rows."""
+
+    columns: tuple[str, ...]
+
+
+def open_tables(
+    path: str, format_name: str, files: Mapping[str, Path], open_file: Callable[[Path], Table]
+) -> FilesReader:
+    """A reader of files that have the columns of the first one that opens; raises the first error when none opens."""
     wrong: list[DataError] = []
-    for path in paths:
+    for first in files.values():
         try:
-            return path, open_file(path)
-        except DataError as error:  # named when the files are described, together with all other damaged ones
+            columns = open_file(first).columns
+            break
+        except DataError as error:  # reported when the files are described, together with all other damaged ones
             wrong.append(error)
-    raise wrong[0]
+    else:
+        raise wrong[0]
+
+    def open_alike(place: Path) -> Table:
+        opened = open_file(place)
+        if opened.columns != columns:
+            what = f"its columns ({', '.join(opened.columns)}) are not those of {first.name} ({', '.join(columns)})"
+            raise DataError(str(place), what, "Give all files of a directory the same columns.", 0)
+        return opened
+
+    return FilesReader(path, format_name, files, open_alike, {"column_names": list(columns)})
 
 
 def check_range(path: str, records: int, start: int, end: int) -> None:

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from elasticdl.data.files import FilesReader, Handle, Record, RecordFile, first_that_opens
+from elasticdl.data.files import FilesReader, Handle, Record, Table, open_tables
 from elasticdl.errors import DataError, Problem, UsageError
 
 _KEPT_GROUPS = 2  # decoded row groups kept per file: they are large, and ranges are small
-_NEWER_COPY = "Copy or write the file again, and run `elasticdl data verify` on the copy."
 
 
 def import_pyarrow() -> Any:
@@ -28,27 +27,15 @@ def import_pyarrow() -> Any:
 
 
 def open_parquet(path: str, files: Mapping[str, Path], params: Mapping[str, str]) -> FilesReader:
-    first, opened_first = first_that_opens(files.values(), ParquetFile)
-    columns = opened_first.columns
-
-    def open_file(place: Path) -> ParquetFile:
-        opened = ParquetFile(place)
-        if opened.columns != columns:
-            what = f"its columns ({', '.join(opened.columns)}) are not those of {first.name} ({', '.join(columns)})"
-            raise DataError(str(place), what, "Give all files of a directory the same schema.")
-        return opened
-
-    return FilesReader(path, "parquet", files, open_file, {"column_names": list(columns)})
+    return open_tables(path, "parquet", files, ParquetFile)
 
 
-class ParquetFile(RecordFile):
+class ParquetFile(Table):
     """One Parquet file, indexed by its footer."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self.size_bytes = Handle(path).size_bytes
-        if not self.size_bytes:
-            raise DataError(str(path), "the file is empty", "Write it again, or remove it.", 0)
+        self._handle = Handle(path)
+        self.size_bytes = self._handle.size_bytes
         self._arrow = import_pyarrow()
         self._lock = threading.Lock()  # a pyarrow file is not for several threads at once
         try:
@@ -61,7 +48,7 @@ class ParquetFile(RecordFile):
         self._ends = np.cumsum(counts, dtype=np.int64)
         self.records = int(sum(counts))
         if self.records != metadata.num_rows:
-            raise DataError(str(path), "the row counts in its footer differ", _NEWER_COPY, self.size_bytes)
+            raise self._handle.wrong("the row counts in its footer differ", self.size_bytes)
         self._groups: OrderedDict[int, Any] = OrderedDict()
 
     def read(self, start: int, end: int) -> list[Record]:
@@ -103,4 +90,4 @@ class ParquetFile(RecordFile):
             return table
 
     def _corrupt(self, error: BaseException, offset: int) -> DataError:
-        return DataError(str(self._path), f"truncated, corrupt or not Parquet ({error})", _NEWER_COPY, offset)
+        return self._handle.wrong(f"truncated, corrupt or not Parquet ({error})", offset)

@@ -21,7 +21,6 @@ import cramjam
 from elasticdl.data import snappy
 from elasticdl.data.files import Handle, Record, RecordFile
 from elasticdl.data.output import RecordWriter
-from elasticdl.errors import DataError
 
 MAGIC = 0x01020304
 COMPRESSORS = {"none": 0, "snappy": 1, "gzip": 2}
@@ -32,7 +31,6 @@ _HEADER = struct.Struct("<5I")
 _LENGTH = struct.Struct("<I")
 _MAX_SPAN_BYTES = 8 * 1024 * 1024
 _KEPT_BYTES = 32 * 1024 * 1024
-_NEWER_COPY = "Copy or convert the file again, and run `elasticdl data verify` on the copy."
 
 
 def _gunzip(data: memoryview) -> bytes:
@@ -139,25 +137,22 @@ class RecordIOFile(RecordFile):
             low, high = max(start - before, 0), min(end - before, count)
             records = split_records(raw, count, low, high)
             if records is None:
-                raise self._corrupt("its record lengths do not add up", offset)
+                raise self._handle.wrong("its record lengths do not add up", offset)
             found += records
 
     def _unpack(self, chunk: memoryview, offset: int) -> bytes | bytearray:
         if len(chunk) < _HEADER.size:
-            raise self._corrupt("the file was truncated while it was read", offset)
+            raise self._handle.wrong("the file was truncated while it was read", offset)
         _, checksum, compressor, size, _ = _HEADER.unpack_from(chunk)
         data = chunk[_HEADER.size :]
         if len(data) != size:
-            raise self._corrupt("the file changed while it was read", offset)
+            raise self._handle.wrong("the file changed while it was read", offset)
         if zlib.crc32(data) != checksum:
-            raise self._corrupt("the checksum of this chunk is wrong", offset)
+            raise self._handle.wrong("the checksum of this chunk is wrong", offset)
         try:
             return _DECOMPRESS[compressor](data)
         except (cramjam.DecompressionError, ValueError) as error:
-            raise self._corrupt(f"this chunk cannot be decompressed ({error})", offset) from error
-
-    def _corrupt(self, what: str, offset: int) -> DataError:
-        return DataError(str(self._handle.path), what, _NEWER_COPY, offset)
+            raise self._handle.wrong(f"this chunk cannot be decompressed ({error})", offset) from error
 
 
 def split_records(raw: bytes | bytearray, count: int, start: int, end: int) -> list[bytes] | None:
@@ -188,25 +183,23 @@ def split_records(raw: bytes | bytearray, count: int, start: int, end: int) -> l
 def _index(handle: Handle) -> tuple[array[int], array[int]]:
     """Offsets of the chunks (and of the file's end), and the running number of records after each chunk."""
     offsets, ends = array("q"), array("q")
-    path, offset, records, size_bytes = str(handle.path), 0, 0, handle.size_bytes
-    if not size_bytes:
-        raise DataError(path, "the file is empty", "Write it again, or remove it from the data directory.", 0)
+    offset, records, size_bytes = 0, 0, handle.size_bytes
     while offset < size_bytes:
         header = handle.pread(_HEADER.size, offset)
         if len(header) < _HEADER.size:
             what = f"the file is truncated: {len(header)} of the {_HEADER.size} bytes of a chunk header are left"
-            raise DataError(path, what, _NEWER_COPY, offset)
+            raise handle.wrong(what, offset)
         magic, _, compressor, size, count = _HEADER.unpack(header)
         if magic != MAGIC:
             what = f"no chunk starts here (0x{magic:08x} instead of 0x{MAGIC:08x}): corrupt, or not a RecordIO file"
-            raise DataError(path, what, _NEWER_COPY, offset)
+            raise handle.wrong(what, offset)
         if compressor not in _DECOMPRESS or not count:
             what = f"corrupt chunk header (compressor {compressor}, {count} records)"
-            raise DataError(path, what, _NEWER_COPY, offset)
+            raise handle.wrong(what, offset)
         after = offset + _HEADER.size + size
         if after > size_bytes:
             what = f"the file is truncated: this chunk ends {after - size_bytes} bytes after the end of the file"
-            raise DataError(path, what, _NEWER_COPY, offset)
+            raise handle.wrong(what, offset)
         records += count
         offsets.append(offset)
         ends.append(records)

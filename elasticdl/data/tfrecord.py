@@ -10,14 +10,12 @@ import google_crc32c
 
 from elasticdl.data.files import Handle, Record, RecordFile
 from elasticdl.data.output import RecordWriter
-from elasticdl.errors import DataError
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
 _OVERHEAD = _HEADER.size + _FOOTER.size
 _INDEX_EVERY = 64  # records between two remembered offsets
 _SCAN_BYTES = 4 * 1024 * 1024
-_NEWER_COPY = "Copy or convert the file again, and run `elasticdl data verify` on the copy."
 
 
 def masked_crc(data: bytes | memoryview) -> int:
@@ -59,11 +57,11 @@ class TFRecordFile(RecordFile):
             length = self._length(data, position, offset)
             after = begin + length + _FOOTER.size
             if after > len(data):
-                raise self._corrupt("the file changed while it was read", offset + position)
+                raise self._handle.wrong("the file changed while it was read", offset + position)
             if number >= start:
                 record = data[begin : begin + length]
                 if masked_crc(record) != _FOOTER.unpack_from(data, begin + length)[0]:
-                    raise self._corrupt("the checksum of this record is wrong", offset + position)
+                    raise self._handle.wrong("the checksum of this record is wrong", offset + position)
                 found.append(record)
             position = after
         return found
@@ -71,9 +69,6 @@ class TFRecordFile(RecordFile):
     def _index(self) -> tuple[array[int], int]:
         """Offsets of every 64th record, and their number."""
         offsets, records, offset = array("q"), 0, 0
-        if not self.size_bytes:
-            what = "the file is empty"
-            raise DataError(str(self._handle.path), what, "Write it again, or remove it from the data directory.", 0)
         base, window = 0, b""
         while offset < self.size_bytes:
             if offset + _HEADER.size > base + len(window):
@@ -81,7 +76,7 @@ class TFRecordFile(RecordFile):
             after = offset + self._length(window, offset - base, base) + _OVERHEAD
             if after > self.size_bytes:
                 short = after - self.size_bytes
-                raise self._corrupt(f"the file is truncated: this record ends {short} bytes after its end", offset)
+                raise self._handle.wrong(f"the file is truncated: this record ends {short} bytes after its end", offset)
             if records % _INDEX_EVERY == 0:
                 offsets.append(offset)
             records += 1
@@ -91,13 +86,10 @@ class TFRecordFile(RecordFile):
     def _length(self, data: bytes, position: int, base: int) -> int:
         """The length of the record whose header stands at a position of the data, which start at byte `base`."""
         if position + _HEADER.size > len(data):
-            raise self._corrupt("the file is truncated inside the header of a record", base + position)
+            raise self._handle.wrong("the file is truncated inside the header of a record", base + position)
         length: int
         length, checksum = _HEADER.unpack_from(data, position)
         if masked_crc(data[position : position + 8]) != checksum:
             what = "corrupt, or not a TFRecord file: the checksum of the length here is wrong"
-            raise self._corrupt(what, base + position)
+            raise self._handle.wrong(what, base + position)
         return length
-
-    def _corrupt(self, what: str, offset: int) -> DataError:
-        return DataError(str(self._handle.path), what, _NEWER_COPY, offset)
