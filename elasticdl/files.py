@@ -41,7 +41,7 @@ def durable(path: Path) -> Iterator[BinaryIO]:
 
 
 def fsync_directory(path: Path) -> None:
-    """A rename outlives the machine only when the directory is written too."""
+    """After a power failure a rename is kept only if the directory was written too."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -55,7 +55,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def read_validated(directory: Path, adapter: TypeAdapter[Checked]) -> Checked:
-    """The manifest of a checkpoint: without one there is none."""
+    """The manifest of a checkpoint; a folder without one is no checkpoint."""
     path = directory / MANIFEST
     try:
         return adapter.validate_json(path.read_bytes())
@@ -69,7 +69,7 @@ def read_validated(directory: Path, adapter: TypeAdapter[Checked]) -> Checked:
 
 
 def crc32c(crc: int, piece: npt.NDArray[np.uint8]) -> int:
-    """The checksum of what came before and this piece."""
+    """The checksum `crc`, continued over this piece."""
     return int(google_crc32c.extend(crc, piece))
 
 
@@ -82,7 +82,7 @@ def checksum(path: Path) -> int:
 
 
 def verify(directory: Path, files: Iterable[File]) -> None:
-    """Whether the files are what was written; a DataError names the first that is not."""
+    """Check sizes and checksums; raises a DataError that names the first wrong file."""
     for file in files:
         path = directory / file["name"]
         try:

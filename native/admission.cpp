@@ -1,4 +1,4 @@
-// Which ids get a row, and which rows have to go.
+// Which ids get a row, and which rows are removed.
 #include <algorithm>
 #include <stdexcept>
 
@@ -26,8 +26,8 @@ void RowStore::resolve_or_admit(const int64_t* ids, size_t n, uint32_t* slots, u
   settle_candidates();
 }
 
-// Counts the ids without a row, each once per step; those that have been pushed often enough get one. The counts are
-// rows of a store themselves: so they have views and marks, and are saved like any others.
+// Counts the ids without a row, each once per step; ids that were pushed often enough get one. The counts are rows of
+// a store, with views and marks, and are saved like other rows.
 void RowStore::admit(const int64_t* ids, size_t n, uint32_t* slots, uint32_t stamp) {
   int64_t* absent = absent_.at_least(kBlock);
   size_t count = 0;
@@ -58,8 +58,8 @@ void RowStore::admit(const int64_t* ids, size_t n, uint32_t* slots, uint32_t sta
   }
 }
 
-// Those admitted stop being candidates. Where the others are too many, every count falls by one, and ids at zero are
-// forgotten: an id is then undercounted by at most one in as many pushed ids as there may be candidates (Misra and
+// Admitted ids stop being candidates. If there are too many others, every count falls by one, and ids at zero are
+// dropped: an id is then undercounted by at most one in as many pushed ids as there may be candidates (Misra and
 // Gries, 1982). Removal has to wait while a snapshot of the counts is being taken.
 void RowStore::settle_candidates() {
   RowStore& counts = *candidates_;
@@ -104,7 +104,7 @@ size_t RowStore::remove(const int64_t* ids, size_t n) {
   return removed;
 }
 
-// From the end: a row that takes the place of a removed one has been looked at already.
+// From the end: a row that takes the place of a removed one was checked before.
 size_t RowStore::evict(int64_t before_step, size_t limit) {
   if (!policy_.aging) throw std::invalid_argument("evict: the rows of this store have no age");
   if (!views_.empty()) return 0;

@@ -1,5 +1,4 @@
-// Borrowed numpy arrays: checked for type, shape and contiguity, with messages that say what was expected and what
-// came.
+// Borrowed numpy arrays, checked for type, shape and contiguity; messages name the expected and the actual value.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -28,7 +27,7 @@ struct Element<float> {
   static bool matches(char code) { return code == 'f'; }
 };
 
-// T const: read only. The array is held until this goes.
+// T const: read only. Keeps a reference to the array.
 template <class T>
 class Array {
  public:

@@ -1,4 +1,4 @@
-// Which rows changed since when: one bit per row, taken by the marks that snapshots make, and the ids removed.
+// Rows that changed (one bit each) and ids that were removed between the marks of snapshots.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -44,7 +44,7 @@ class Changes {
 
   void mark(uint32_t view, size_t rows);
   const Mark& at(uint32_t view) const;
-  void merge_back(uint32_t view);  // what the mark took is changed still
+  void merge_back(uint32_t view);  // the mark's rows count as changed again
   void forget(uint32_t view);      // where the view has a mark
   size_t bytes() const;
 
@@ -53,7 +53,7 @@ class Changes {
   std::vector<int64_t> removed_;
   std::map<uint32_t, Mark> marks_;
   Bits spare_;            // of the last mark forgotten: clearing it is faster than fresh memory
-  bool marked_ = false;   // before the first mark nobody asks what was removed
+  bool marked_ = false;   // before the first mark removed ids are not recorded
 };
 
 }  // namespace elasticdl

@@ -135,7 +135,7 @@ size_t merge(const int64_t* ids, const float* gradients, size_t n, size_t dim, c
   return distinct;
 }
 
-// For exponents other than 1/2, which nobody's default needs: one lane after the other.
+// For exponents other than 1/2, which no default needs: one lane after the other.
 inline V power(V v, float exponent) {
   float lanes[Lanes::width];
   Lanes::store(lanes, v);

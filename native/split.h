@@ -1,4 +1,4 @@
-// What a client does with ids before they leave: each once, grouped by the server that holds it.
+// A client's ids before it sends them: each once, grouped by server.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,8 +15,8 @@ inline uint64_t partition_hash(int64_t id) {
   return z ^ (z >> 33);
 }
 
-// Which server holds each partition: a function of their number alone. One server more takes an equal share from each of
-// the others, and no partition moves between those; one less gives its share back.
+// The server of each partition: a function of the number of servers. A further server takes an equal share from each of
+// the others; no other partition moves. Without it they get their shares back.
 const uint16_t* partition_owners(size_t servers);
 
 inline size_t server_of(uint64_t hash, const uint16_t* owners) { return owners[hash & (kPartitions - 1)]; }

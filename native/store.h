@@ -41,7 +41,7 @@ class Scratch {
 
 // What a table asks for beyond its rows.
 struct Policy {
-  uint32_t admit_after = 0;  // a row is born by the push that is its id's n-th; 0: by whoever asks first
+  uint32_t admit_after = 0;  // an id gets its row at its n-th push; 0: at the first pull or push
   bool aging = false;        // rows know the step that last moved them, and can be evicted
 };
 
@@ -55,11 +55,11 @@ class RowStore {
   size_t push(const int64_t* ids, const float* gradients, size_t n, double learning_rate, int64_t step);
   void push_unique(const int64_t* ids, const float* gradients, size_t n, double learning_rate, int64_t step);
 
-  // Removes rows that no push moved at `before_step` or later, at most `limit`, and none while a view is pinned. What
-  // is left of a sweep when the limit was reached is done by the next call.
+  // Removes rows that no push moved at `before_step` or later, at most `limit`, and none while a view is pinned. The
+  // next call continues a sweep that reached the limit.
   size_t evict(int64_t before_step, size_t limit);
   size_t remove(const int64_t* ids, size_t n);  // those that have a row; not while a view is pinned
-  RowStore* candidates() const { return candidates_.get(); }  // how often each id without a row was pushed, or null
+  RowStore* candidates() const { return candidates_.get(); }  // number of pushes of each id without a row, or null
 
   // View 0 is the live table.
   uint32_t pin() { return views_.pin(rows_.size()); }

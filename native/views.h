@@ -16,7 +16,7 @@ class ChunkPool {
   explicit ChunkPool(size_t chunk_bytes);
   uint32_t take();
   void give(uint32_t chunk) { free_.push_back(chunk); }
-  void clear(size_t keep_bytes);  // nothing is taken any more; blocks beyond so many bytes go back to the system
+  void clear(size_t keep_bytes);  // frees all copies; blocks beyond so many bytes go back to the system
   char* address(uint32_t chunk) const {
     return blocks_[chunk >> shift_].data() + static_cast<size_t>(chunk & mask_) * chunk_bytes_;
   }
@@ -32,7 +32,7 @@ class ChunkPool {
 };
 
 // Only the newest view receives copies: an older one that lacks a chunk finds it in the next newer view that has it,
-// or in the table itself when nobody wrote it since.
+// or in the table itself if it was not written since.
 class Views {
  public:
   Views(size_t stride, size_t rows_per_slab, bool aging);
@@ -79,7 +79,7 @@ class Views {
   unsigned chunk_shift_;
   ChunkPool pool_;
   std::vector<View> views_;  // oldest first
-  // Of a view that went, for the next one.
+  // Of a released view, for the next one.
   Bits spare_copied_;
   Pages spare_copies_;
   uint32_t last_ = 0;

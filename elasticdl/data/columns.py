@@ -57,7 +57,7 @@ def _kind(values: Sequence[object]) -> Kind:
     if kinds == {"int"} and not missing:
         return "int"
     if kinds and kinds <= {"int", "float"}:
-        return "float"  # a missing number is a float that is not a number
+        return "float"  # a missing number becomes NaN
     return "bytes" if "bytes" in kinds else "text"
 
 
@@ -82,7 +82,7 @@ def _kind_of_text(value: str) -> Kind:
     except ValueError:
         pass
     else:
-        # "007" and "1_000" are names, not numbers, and so is what a 64-bit integer cannot hold
+        # "007", "1_000" and what a 64-bit integer cannot hold are names, not numbers
         return "int" if str(number) == value.lstrip("+") and -(2**63) <= number < 2**63 else "text"
     try:
         float(value)
@@ -145,7 +145,7 @@ def _numbers(value: object, dtype: type[np.generic]) -> object:
 
 
 def _shortest(number: np.generic) -> object:
-    """A Python number; 0.1 of 32 bits becomes 0.1, not 0.10000000149011612, and is the same 32 bits when it returns."""
+    """A Python number; 0.1 of 32 bits becomes 0.1, not 0.10000000149011612, and converts back to the same 32 bits."""
     return float(str(number)) if number.dtype == np.float32 else number.item()
 
 

@@ -24,7 +24,7 @@ from elasticdl.errors import DataError, Problem, UsageError
 TARGETS = ("recordio", "tfrecord", "csv", "parquet")
 
 _BATCH = 1024
-_SAMPLE = 1000  # records that decide the kinds of the columns
+_SAMPLE = 1000  # records from which the kinds of the columns are inferred
 _ROW_GROUP = 8192
 _SHUFFLE_WINDOW = 65536
 
@@ -36,7 +36,7 @@ class Conversion:
     to: str
     records_per_file: int = 0  # 0: one file for each source file
     compressor: str = "snappy"  # RecordIO only
-    columns: str = ""  # name:kind,…; empty: all of them, kinds found from the first records
+    columns: str = ""  # name:kind,…; empty: all, with inferred kinds
     shuffle_seed: int | None = None
     params: Mapping[str, str] | None = None  # of the source's reader
 
@@ -49,7 +49,7 @@ def convert(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Dataset:
-    """Converts a data set and describes the result; progress hears (records written, records in all)."""
+    """Converts a data set and describes the result; calls progress(records written, records in all)."""
     _check_apart(source, target)
     reader = open_reader(source, how.params or {}, flag="SRC")
     dataset = reader.describe()
@@ -94,7 +94,7 @@ def _in_order(reader: FilesReader, dataset: Dataset, seed: int | None) -> Iterat
 
 
 class _Encoder:
-    """Records of the source as the target's writer takes them."""
+    """Converts records of the source to what the target's writer needs."""
 
     def __init__(self, columns: Columns, to: str, class_numbers: Mapping[str, int], copies: bool) -> None:
         self.columns, self._to, self._class_numbers, self._copies = columns, to, class_numbers, copies

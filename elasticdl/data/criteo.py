@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.data.columns import Columns, to_example
+from elasticdl.data.columns import Columns, Row, to_example
+from elasticdl.data.convert import CsvWriter
 from elasticdl.data.output import OutputFolder, RecordWriter
 from elasticdl.data.recordio import RecordIOWriter
 
@@ -21,6 +20,7 @@ Array = npt.NDArray[Any]
 COUNTS = tuple(f"I{number}" for number in range(1, 14))
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
 COLUMNS = ("label", *COUNTS, *CATEGORIES)
+_KINDS: Columns = {"label": "int", **dict.fromkeys(COUNTS, "float"), **dict.fromkeys(CATEGORIES, "text")}
 
 _BATCH = 8192
 _MISSING = 0.1
@@ -102,11 +102,13 @@ def write_criteo(
             files = min(files, size)
             for number in range(files):
                 rows = size * (number + 1) // files - size * number // files
-                writer = _CsvFile if to == "csv" else _RecordIOFile
-                with writer(place / f"data-{number:05d}.{to}") as file:
+                path = place / f"data-{number:05d}.{to}"
+                writer: RecordWriter = CsvWriter(path, list(COLUMNS)) if to == "csv" else RecordIOWriter(path)
+                with writer as file:
                     while rows:
                         batch = clicks.batch(min(rows, _BATCH))
-                        file.add(batch)
+                        for row in _rows(batch):
+                            file.write(row if to == "csv" else to_example(row, _KINDS))
                         rows -= len(batch.labels)
                         done += len(batch.labels)
                         if progress:
@@ -128,7 +130,7 @@ def area_under_curve(labels: Array, scores: Array) -> float:
     return float((ranks[labels == 1].sum() - clicks * (clicks + 1) / 2) / (clicks * others))
 
 
-def _rows(batch: Batch) -> list[list[object]]:
+def _rows(batch: Batch) -> Iterator[Row]:
     counts = [["" if value != value else int(value) for value in row] for row in batch.counts.tolist()]
     # Names like the original's: eight hexadecimal digits, the same for the same value of the same column.
     names = (batch.categories + (np.arange(len(CATEGORIES)) << 16)).astype(np.uint32)
@@ -138,23 +140,5 @@ def _rows(batch: Batch) -> list[list[object]]:
         [f"{name:08x}" if value >= 0 else "" for name, value in zip(row, values, strict=True)]
         for row, values in zip(names.tolist(), batch.categories.tolist(), strict=True)
     ]
-    return [[label, *c, *w] for label, c, w in zip(batch.labels.tolist(), counts, words, strict=True)]
-
-
-class _CsvFile(RecordWriter):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._file.write((",".join(COLUMNS) + "\n").encode())
-
-    def add(self, batch: Batch) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(_rows(batch))
-        self._file.write(text.getvalue().encode())
-        self.records += len(batch.labels)
-
-
-class _RecordIOFile(RecordIOWriter):
-    def add(self, batch: Batch) -> None:
-        columns: Columns = {"label": "int", **dict.fromkeys(COUNTS, "float"), **dict.fromkeys(CATEGORIES, "text")}
-        for row in _rows(batch):
-            self.write(to_example(dict(zip(COLUMNS, row, strict=True)), columns))
+    for label, c, w in zip(batch.labels.tolist(), counts, words, strict=True):
+        yield dict(zip(COLUMNS, (label, *c, *w), strict=True))

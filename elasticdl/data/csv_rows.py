@@ -14,10 +14,10 @@ import numpy as np
 from elasticdl.data.files import FilesReader, Handle, Record, Table, open_tables
 from elasticdl.errors import DataError, Problem, UsageError
 
-_INDEX_EVERY = 64  # rows between two remembered offsets
+_INDEX_EVERY = 64  # rows between two indexed offsets
 _SCAN_BYTES = 4 * 1024 * 1024
 _QUOTE, _NEWLINE, _RETURN = 34, 10, 13
-# By name, because ; separates the parameters themselves and blanks are stripped from them.
+# By name, since ; separates the parameters and blanks around them are removed.
 _DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "\\t": "\t", "space": " ", "pipe": "|"}
 _BOM = b"\xef\xbb\xbf"
 
@@ -41,7 +41,7 @@ class Dialect:
 
 
 def dialect_of(params: Mapping[str, str], suffix: str) -> Dialect:
-    """The dialect that --data_reader_params describes; a .tsv file is separated by tabs unless told otherwise."""
+    """The dialect that --data_reader_params describes; a .tsv file is separated by tabs by default."""
     problems = []
     remedy = "Write one character, or comma, semicolon, tab, space or pipe."
     delimiter = params.get("delimiter", "\t" if suffix == ".tsv" else ",")
@@ -78,7 +78,7 @@ class CsvFile(Table):
             raise self._handle.wrong(
                 "it has a header row but no records", self.size_bytes, "Write it again, or remove it."
             )
-        # A file that was cut usually ends in a short row: notice it before the job starts.
+        # A truncated file usually ends in a short row: report it before the job starts.
         self._parse(last, self.size_bytes, 1)
 
     def read(self, start: int, end: int) -> list[Record]:
@@ -170,7 +170,7 @@ class CsvFile(Table):
         return offsets, records, last_start
 
     def _without_blank(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Row starts less those of blank lines, which the parser skips too."""
+        """Row starts without those of blank lines, which the parser also skips."""
         short = np.flatnonzero(ends - starts <= 2)
         blank = [
             i for i in short.tolist() if not self._handle.pread(int(ends[i] - starts[i]), int(starts[i])).strip(b"\r\n")

@@ -1,4 +1,4 @@
-"""The user's own reader, written to the model file contract (`custom_data_reader`), behind the Reader protocol."""
+"""The user's own reader (`custom_data_reader` of the model file) behind the Reader protocol."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONTRACT = (
 
 @dataclass(frozen=True)
 class ReadTask:
-    """What read_records receives."""
+    """The argument of read_records."""
 
     shard_name: str
     start: int
@@ -30,7 +30,7 @@ class ReadTask:
 
 
 class CustomReader:
-    """A Reader around an object that the user's code made; exceptions of that code pass through as they are."""
+    """A Reader around an object of the user's code; exceptions of that code pass through unchanged."""
 
     def __init__(self, user_reader: Any, path: str = "") -> None:
         self._user, self._path = user_reader, path
@@ -53,7 +53,7 @@ class CustomReader:
 
     def describe(self) -> Dataset:
         self._list()
-        # Nothing is known about sizes; the first record number stands in, so that moved ranges change the fingerprint.
+        # Sizes are unknown; the first record's number replaces them, so that moved ranges change the fingerprint.
         files = (DataFile(name, self._first[name], count) for name, count in self._count.items())
         return Dataset(self._path, "custom", tuple(files))
 

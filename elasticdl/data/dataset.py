@@ -1,4 +1,4 @@
-"""What a data set consists of: its files, their sizes and record counts, and the fingerprint made of them."""
+"""The description of a data set: its files, their sizes and record counts, and its fingerprint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Dataset:
-    """The description of a data set; two descriptions with one fingerprint hold the same positions."""
+    """The description of a data set; equal fingerprints mean equal positions of records."""
 
     path: str
     format: str
@@ -33,12 +33,12 @@ class Dataset:
         return sum(file.size_bytes for file in self.files)
 
     def fingerprint(self) -> str:
-        """Digest of format, names, sizes and counts; the path is left out, so that a moved directory stays itself."""
+        """Digest of format, names, sizes and counts, without the path: a directory may move."""
         parts = [self.format, *([file.name, file.size_bytes, file.records] for file in self.files)]
         return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()[:32]
 
     def difference(self, other: Dataset) -> list[str]:
-        """What changed from this description to the other, one readable line per change; empty when nothing did."""
+        """The changes from this description to the other, one line each."""
         lines = []
         if self.format != other.format:
             lines.append(f"the format was {self.format} and is now {other.format}")

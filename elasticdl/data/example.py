@@ -26,7 +26,7 @@ _REMEDY = "Check that the data holds tf.train.Example records, and run `elasticd
 
 
 def encode_example(features: Mapping[str, Value]) -> bytes:
-    """One Example message, its features in the order given; keep one order, and batches decode faster."""
+    """One Example message with its features in the given order; batches decode faster if all records have one order."""
     entries = []
     for name, value in features.items():
         entry = _field(1, name.encode()) + _field(2, _feature(name, value))
@@ -40,7 +40,7 @@ def decode_example(record: bytes) -> dict[str, Array]:
         spans = layout(record)
         return {name: _value(record, span.kind, span.values) for name, span in spans.items()}
     except BadExample as error:
-        raise _malformed(error) from error
+        raise DataError("a record", f"it is not a tf.train.Example ({error})", _REMEDY, error.offset) from error
 
 
 def decode_examples(records: Sequence[bytes]) -> dict[str, Array]:
@@ -53,7 +53,7 @@ def decode_examples(records: Sequence[bytes]) -> dict[str, Array]:
     try:
         stacked = stack_alike(records)
     except BadExample:
-        stacked = None  # the first record is malformed: found again below, with its number
+        stacked = None  # the first record is malformed: reported below, with its number
     if stacked is not None:
         return stacked
     decoded = []
@@ -138,7 +138,3 @@ def _varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-def _malformed(error: BadExample) -> DataError:
-    return DataError("a record", f"it is not a tf.train.Example ({error})", _REMEDY, error.offset)

@@ -1,7 +1,7 @@
 """Decoding many Example messages at once: all records are walked in step, feature by feature, with numpy.
 
-Records of one data set differ in their values, seldom in their structure: the first record is parsed, and says which
-features come in which order; the others follow it, each with a cursor of its own, because lengths may differ.
+Records of one data set seldom differ in their structure: the first record is parsed and gives the order of the
+features; the others follow it, each with its own cursor, because lengths may differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Feature:
 
 
 def stack_alike(records: Sequence[bytes]) -> dict[str, Array] | None:
-    """The features of all records, stacked; None when the records are not alike, or not well formed."""
+    """The features of all records, stacked; None if the records differ in structure or are malformed."""
     features = _structure(records[0])
     if features is None:
         return None
@@ -49,7 +49,7 @@ def stack_alike(records: Sequence[bytes]) -> dict[str, Array] | None:
 
 
 def _structure(record: bytes) -> list[_Feature] | None:
-    """The features of a record in their order; None when it has anything that a writer of Examples does not write."""
+    """The features of a record in their order; None if it has anything that writers of Examples do not write."""
     top = fields(record, 0, len(record))
     if len(top) != 1 or top[0][:2] != (1, 2):
         return None
@@ -81,11 +81,11 @@ def _is_text(name: bytes) -> bool:
 
 
 class _Walk:
-    """A cursor in each record; every method moves all of them, or says that the records are not alike."""
+    """A cursor in each record; every method moves all cursors, or reports that the records differ in structure."""
 
     def __init__(self, records: Sequence[bytes], longest_header: int) -> None:
         lengths = np.fromiter(map(len, records), dtype=np.int64, count=len(records))
-        # Room behind the last record, so that a header may be compared without looking where the record ends.
+        # Room behind the last record, so that a header can be compared past the record's end.
         self._bytes = np.frombuffer(b"".join((*records, bytes(longest_header + 16))), dtype=np.uint8)
         self._ends: Array = np.cumsum(lengths)
         self._at: Array = self._ends - lengths

@@ -1,4 +1,4 @@
-"""Where in an Example message the values of each feature lie."""
+"""The places of each feature's values in an Example message."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
 
 
 def layout(data: bytes) -> dict[str, Span]:
-    """Every feature of an Example by name; of a name that comes twice the last one counts, as in any map field."""
+    """Every feature of an Example by name; the last one of equal names counts, as in any map field."""
     found: dict[str, Span] = {}
     for number, wire, start, end in fields(data, 0, len(data)):
         if number == 1 and wire == 2:

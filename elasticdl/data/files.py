@@ -30,7 +30,7 @@ class RecordFile(Protocol):
         ...
 
     def check(self, start: int, end: int) -> list[DataError]:
-        """What is wrong with records start..end; the formats that can tell without making records do so."""
+        """The errors in records start..end; a format may find them without creating the records."""
         try:
             self.read(start, end)
         except DataError as error:
@@ -57,7 +57,7 @@ class Handle:
         return DataError(str(self.path), what, remedy, offset)
 
     def pread(self, count: int, offset: int) -> bytes:
-        """Exactly `count` bytes, fewer only where the file ends."""
+        """`count` bytes, or fewer at the end of the file."""
         try:
             data = os.pread(self._descriptor, count, offset)
             while len(data) < count:
@@ -77,7 +77,7 @@ def unreadable(path: Path, error: OSError) -> DataError:
 
 
 class FilesReader:
-    """Reader over files that each open by themselves; indexes a file when it is first needed."""
+    """Reader of independent files; indexes a file when it is first needed."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class FilesReader:
         return list(opened.read(start, end)) if start < end else []
 
     def check(self, name: str, start: int, end: int) -> list[DataError]:
-        """What is wrong with these records of a file: the first damage, or that of each image of a class folder."""
+        """The errors in these records of a file: the first one, or that of each image of a class folder."""
         try:
             opened = self._get(name)
             check_range(str(self._files[name]), opened.records, start, end)

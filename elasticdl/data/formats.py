@@ -20,14 +20,6 @@ from elasticdl.errors import DataError, Problem, UsageError
 Opener = Callable[[str, Mapping[str, Path], Mapping[str, str]], FilesReader]
 
 
-def _open_recordio(path: str, files: Mapping[str, Path], params: Mapping[str, str]) -> FilesReader:
-    return FilesReader(path, "recordio", files, RecordIOFile)
-
-
-def _open_tfrecord(path: str, files: Mapping[str, Path], params: Mapping[str, str]) -> FilesReader:
-    return FilesReader(path, "tfrecord", files, TFRecordFile)
-
-
 @dataclass(frozen=True)
 class Format:
     """One format: how it opens, which parameters it takes, how its files are recognised."""
@@ -44,12 +36,17 @@ FORMATS: dict[str, Format] = {
     for known in (
         Format(
             "recordio",
-            _open_recordio,
+            lambda path, files, params: FilesReader(path, "recordio", files, RecordIOFile),
             frozenset({".recordio", ".rio"}),
             starts=lambda head: head[:4] == MAGIC.to_bytes(4, "little"),
         ),
         Format("parquet", open_parquet, frozenset({".parquet", ".pq"}), starts=lambda head: head[:4] == b"PAR1"),
-        Format("tfrecord", _open_tfrecord, frozenset({".tfrecord", ".tfrecords"}), starts=looks_like_tfrecord),
+        Format(
+            "tfrecord",
+            lambda path, files, params: FilesReader(path, "tfrecord", files, TFRecordFile),
+            frozenset({".tfrecord", ".tfrecords"}),
+            starts=looks_like_tfrecord,
+        ),
         Format(
             "csv",
             open_csv,

@@ -64,7 +64,7 @@ def _read(image: Path) -> bytes:
 
 
 def damage(data: bytes) -> tuple[str, int] | None:
-    """What is visibly wrong with an image file, and where, without decoding it; None when nothing is."""
+    """The visible damage of an image file and its offset, without decoding it."""
     if data.startswith(_PNG):
         return _png_damage(data)
     complete = True

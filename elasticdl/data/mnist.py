@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST as RecordIO: where the original files can be had, and the records made of them."""
+"""MNIST and Fashion-MNIST as RecordIO: sources of the original files, and the records made of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Digits:
-    """A training and a test split, and where they come from."""
+    """A training and a test split, and their source."""
 
     train: Split
     test: Split
@@ -52,12 +52,12 @@ class Digits:
 
 
 class Unavailable(Exception):
-    """A source has nothing for us; the message says why."""
+    """A source does not have the data; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where one data set comes from."""
+    """The sources of one data set."""
 
     title: str
     md5: tuple[str, ...]  # of the uncompressed files, in the order of PARTS
@@ -75,9 +75,9 @@ def write_mnist(
     force: bool = False,
     say: Say = print,
 ) -> str:
-    """Makes target/train and target/test: RecordIO files of Examples {image: 784 bytes, label}. Says where from.
+    """Makes target/train and target/test: RecordIO files of Examples {image: 784 bytes, label}. Returns the source.
 
-    What is already there is kept, unless it is forced.
+    Keeps existing data, unless it is forced.
     """
     origin = origin or MNIST
     note = target / "_SOURCE"
@@ -98,7 +98,7 @@ def default_cache() -> Path:
 
 
 def load(origin: Origin, cache: Path, say: Say) -> Digits:
-    """The data from the first source that has it; each one that has not says so in a line."""
+    """The data from the first source that has it; reports each source that it skips."""
     title, kept = origin.title, cache / origin.title.lower()
     sources: list[tuple[str, Callable[[], dict[str, bytes]]]] = [
         ("the local cache", partial(_from_folder, kept)),

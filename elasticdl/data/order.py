@@ -1,4 +1,4 @@
-"""The order of an epoch: which record stands at which position, as a pure function of (seed, epoch, position).
+"""The order of an epoch: which record is at which position, as a pure function of (seed, epoch, position).
 
 Each file is cut into blocks of at most `block` neighbouring records. The blocks are permuted, then the records
 inside each window of `window` consecutive positions. A permutation is the argsort of 64-bit keys:
@@ -51,7 +51,7 @@ def permutation(count: int, *key: int) -> Int64s:
 
 
 class EpochOrder:
-    """Positions 0..records of one epoch, and the records that stand there; memory grows with the blocks only."""
+    """Positions 0..records of one epoch, and the records at them; memory grows with the blocks only."""
 
     def __init__(
         self, file_records: Sequence[int], seed: int, epoch: int, block: int, window: int, shuffle: bool = True
@@ -96,7 +96,7 @@ class EpochOrder:
         return numbers
 
     def runs(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """What to read for positions start..stop: (file index, first, end) ranges, sorted, touching ones merged."""
+        """The (file index, first, end) ranges to read for positions start..stop, sorted and merged."""
         return self.merge(np.sort(self.records(start, stop)))
 
     def merge(self, numbers: Int64s) -> list[tuple[int, int, int]]:

@@ -1,4 +1,4 @@
-"""Output that is complete or invisible: files and folders that get their name only when everything is in them."""
+"""Output that is complete or invisible: files and folders get their name once they are complete."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RecordWriter:
         raise NotImplementedError
 
     def _finish(self) -> None:
-        """Writes what is still held back."""
+        """Writes the records that are still in memory."""
 
     def close(self) -> None:
         """Completes the file and gives it its name; a file without records would look like a truncated one."""
@@ -44,7 +44,7 @@ class RecordWriter:
         self._temporary.replace(self.path)
 
     def discard(self) -> None:
-        """Forgets everything written; nothing appears under the file's name."""
+        """Removes the file; nothing appears under its name."""
         self._file.close()
         self._temporary.unlink(missing_ok=True)
 

@@ -37,7 +37,7 @@ class ParquetFile(Table):
         self._handle = Handle(path)
         self.size_bytes = self._handle.size_bytes
         self._arrow = import_pyarrow()
-        self._lock = threading.Lock()  # a pyarrow file is not for several threads at once
+        self._lock = threading.Lock()  # a pyarrow file is not thread-safe
         try:
             self._file = self._arrow.parquet.ParquetFile(str(path), page_checksum_verification=True)
             metadata = self._file.metadata

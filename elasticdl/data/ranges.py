@@ -1,4 +1,4 @@
-"""Records by position of an epoch: what a worker reads its minibatches from."""
+"""Records by their position in an epoch, from which a worker reads its minibatches."""
 
 from __future__ import annotations
 

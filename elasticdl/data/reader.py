@@ -1,4 +1,4 @@
-"""The one way to read data: open a path, describe it, read ranges of records from its files."""
+"""How all data is read: open a path, describe it, read ranges of records from its files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticdl.errors import Problem, UsageError
 
 __all__ = ["DataFile", "Dataset", "Reader", "Record", "open_reader"]
 
-_NO_PARAMS: Mapping[str, str] = MappingProxyType({})
+NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
 
 class Reader(Protocol):
@@ -35,10 +35,10 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
-def open_reader(path: str, params: Mapping[str, str] = _NO_PARAMS, *, flag: str = "path") -> FilesReader:
-    """Opens a directory, a file or a glob; the format is params["format"] or found by looking at the files.
+def open_reader(path: str, params: Mapping[str, str] = NO_PARAMS, *, flag: str = "path") -> FilesReader:
+    """Opens a directory, a file or a glob, in the format params["format"] or else the one that the files have.
 
-    `flag` is the flag that messages about the path name. Addresses such as s3://… are refused for now.
+    Messages about the path name `flag`.
     """
     files = list_files(path, flag)
     wanted = params.get("format", "")

@@ -38,7 +38,7 @@ def _gunzip(data: memoryview) -> bytes:
 
 
 def _gzip(data: bytes) -> bytes:
-    return gzip.compress(data, compresslevel=6, mtime=0)  # no time inside: equal records make equal files
+    return gzip.compress(data, compresslevel=6, mtime=0)  # without a time stamp: equal records make equal files
 
 
 _COMPRESS: dict[int, Callable[[bytes], bytes]] = {0: bytes, 1: snappy.compress, 2: _gzip}
@@ -46,8 +46,7 @@ _DECOMPRESS: dict[int, Callable[[memoryview], bytes | bytearray]] = {0: bytes, 1
 
 
 class Kept:
-    """Chunks as they unpack, of all files of a process, those used last. Neighbouring ranges often share one, and the
-    next epoch has use for all of a small data set."""
+    """The chunks that the process unpacked last. Neighbouring ranges often share one, and a small data set fits."""
 
     def __init__(self, most_bytes: int = _KEPT_BYTES) -> None:
         self._most, self._bytes = most_bytes, 0
@@ -64,7 +63,7 @@ class Kept:
         with self._lock:
             self._bytes += len(raw) - len(self._chunks.pop(key, b""))
             self._chunks[key] = raw
-            while self._bytes > self._most and len(self._chunks) > 1:  # the last one always: others write large ones
+            while self._bytes > self._most and len(self._chunks) > 1:  # keeps a large last one
                 self._bytes -= len(self._chunks.popitem(last=False)[1])
 
 
@@ -90,7 +89,7 @@ class RecordIOWriter(RecordWriter):
         self.records += 1
 
     def _finish(self) -> None:
-        """Writes the records held back as one chunk."""
+        """Writes the records in memory as one chunk."""
         data = _COMPRESS[self._compressor](b"".join(self._parts))
         count = len(self._parts) // 2
         self._file.write(_HEADER.pack(MAGIC, zlib.crc32(data), self._compressor, len(data), count) + data)
@@ -106,7 +105,7 @@ class RecordIOFile(RecordFile):
         self.size_bytes = self._handle.size_bytes
         self._offsets, self._ends = _index(self._handle)
         self.records = self._ends[-1]
-        self._token = object()  # its own among the files whose chunks are kept
+        self._token = object()  # this file's key in _KEPT
 
     def read(self, start: int, end: int) -> list[Record]:
         first, last = bisect_right(self._ends, start), bisect_right(self._ends, end - 1)

@@ -1,7 +1,7 @@
 """The snappy framing format, as RecordIO uses it: its parts are decompressed straight into one buffer.
 
-The frames carry CRC-32C sums of their own. They are left alone: the chunk's CRC-32 has covered the same bytes, and
-checking them as well costs a quarter of the reading speed.
+The CRC-32C sums of the frames are not checked: the chunk's CRC-32 covers the same bytes, and the check would cost a
+quarter of the reading speed.
 """
 
 from __future__ import annotations

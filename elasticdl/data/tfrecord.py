@@ -14,7 +14,7 @@ from elasticdl.data.output import RecordWriter
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
 _OVERHEAD = _HEADER.size + _FOOTER.size
-_INDEX_EVERY = 64  # records between two remembered offsets
+_INDEX_EVERY = 64  # records between two indexed offsets
 _SCAN_BYTES = 4 * 1024 * 1024
 
 
@@ -84,7 +84,7 @@ class TFRecordFile(RecordFile):
         return offsets, records
 
     def _length(self, data: bytes, position: int, base: int) -> int:
-        """The length of the record whose header stands at a position of the data, which start at byte `base`."""
+        """The length of the record whose header is at this position of the data, which start at byte `base`."""
         if position + _HEADER.size > len(data):
             raise self._handle.wrong("the file is truncated inside the header of a record", base + position)
         length: int

@@ -1,32 +1,30 @@
-"""Reading a data set completely, to find every damaged file before a job does."""
+"""Reading a data set completely, to find every damaged file before a job starts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from elasticdl.data.dataset import DataFile
 from elasticdl.data.files import FilesReader
-from elasticdl.data.reader import open_reader
+from elasticdl.data.reader import NO_PARAMS, open_reader
 from elasticdl.errors import DataError
 
-_RECORDS = 4096  # checked in one go
-_NO_PARAMS: Mapping[str, str] = MappingProxyType({})
+_RECORDS = 4096  # checked at a time
 
-Progress = Callable[[int, int], None]  # hears (records checked, records) over all files
+Progress = Callable[[int, int], None]  # (records checked, records) over all files
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What the reading of a data set found."""
+    """The result of reading a data set."""
 
     files: tuple[DataFile, ...]  # those without a problem
     problems: tuple[DataError, ...]  # one for each damaged file; for image folders, for each damaged image
-    complete: bool = True  # False: more than was allowed to be read, so that only headers were checked
+    complete: bool = True  # False: larger than the limit, so only headers were checked
 
 
-def verify(path: str, params: Mapping[str, str] = _NO_PARAMS, progress: Progress | None = None) -> Verification:
+def verify(path: str, params: Mapping[str, str] = NO_PARAMS, progress: Progress | None = None) -> Verification:
     """Reads every record of every file of a path, and checks every checksum."""
     reader = open_reader(path, params)
     try:
@@ -56,7 +54,7 @@ def examine(reader: FilesReader, limit_bytes: int | None = None, progress: Progr
             if progress:
                 progress(done + end, total)
             if wrong and reader.format != "images":
-                break  # one damage is enough to name a file; a class folder has many files
+                break  # one error is enough for a file; a class folder has many files
         done += file.records
         problems += wrong
         if not wrong:

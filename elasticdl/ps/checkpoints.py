@@ -26,7 +26,7 @@ class Checkpoints:
     # Writing.
 
     def save(self, parameters: Parameters, freeze: pb.Freeze, version: int) -> None:
-        """Freeze what is here now and write it; where that was done, report the part once more."""
+        """Freeze the present values and write them; for a repeated request, report the part again."""
         if self._saving is None or self._saving.cut != freeze.cut:
             self.give_up()
             faults.point("server.before_freeze")
@@ -34,11 +34,11 @@ class Checkpoints:
         self._reported = False
 
     def feed(self) -> bool:
-        """Hand the writer one more piece; whether there may be more to hand over at once."""
+        """Pass one more piece to the writer; returns whether the next one may follow at once."""
         return self._saving is not None and self._saving.feed()
 
     def written(self) -> pb.Wrote | None:
-        """What to report to the master, once a part is on disk or could not be written."""
+        """The report to the master, once the part is on disk or has failed."""
         saving = self._saving
         if saving is None or not saving.finished or self._reported:
             return None
@@ -63,8 +63,8 @@ class Checkpoints:
     # Beginning.
 
     def begin(self, restore: pb.Restore, servers: int, held: Parameters | None, version: int) -> Parameters | None:
-        """Forget what was before and check the checkpoint. Returns the parameters, where enough of them is `held`;
-        else `fill` reads them once a worker has declared the model. Raises DataError."""
+        """Check the checkpoint to begin from; raises DataError. Returns the parameters if `held` still has them. Else
+        `fill` reads them, once a worker has declared the model."""
         self.give_up()
         self._chain, self._begin_from = Chain(), None
         if not restore.directory:

@@ -1,4 +1,4 @@
-"""A worker's view of the parameter servers: pulls, pushes and tables, whichever server holds what."""
+"""A worker's client of all parameter servers: it pulls, pushes and exports values, wherever they are."""
 
 from __future__ import annotations
 
@@ -54,10 +54,7 @@ class Client:
         self._place()
 
     def move(self, addresses: Sequence[str], timeline: int) -> None:
-        """Go to these servers, as many as there are now, on this timeline: the job rolled back, or they changed.
-
-        Whatever was asked before is void. Nothing is sent until the next request, which greets the servers first.
-        """
+        """Use other servers on another timeline, after a rollback or a change of their number. Drops all requests."""
         self._connections.move(addresses, timeline)
         self._place()
 
@@ -74,27 +71,27 @@ class Client:
         self._connections.close()
 
     def interrupt(self) -> None:
-        """Look again, from any thread, whether the wait was called off."""
+        """From any thread: ask the question of `called_off_by` again."""
         self._connections.interrupt()
 
     def called_off_by(self, question: Callable[[], bool]) -> None:
-        """`question` says whether to give up the request that is waiting; it is asked whenever `interrupt` rings."""
+        """A request that waits raises Interrupted once `question` answers True; `interrupt` has it asked."""
         self._connections.called_off_by(question)
 
     # Operations.
 
     def declare(self, trainable: Floats, state: Floats) -> None:
-        """Tell every server what to hold, and from which values to start if it is the first to hear of it."""
+        """Send the model's shapes and first values to every server, which takes the values only if it has none."""
         text = self.spec.model_dump_json().encode()
         self._ask_all(frames.Declare(), [[text, trainable[t], state[s]] for t, s in self._slices()])
 
     def pull(self, view: int = 0, at_least: int = 0) -> tuple[Floats, Floats, int]:
-        """All dense values and state, and the lowest version among the servers; they wait for the one asked for."""
+        """All dense values, the state and the lowest version among the servers, each at version `at_least` or later."""
         trainable, state, _, version = self._pull(frames.Pull(view, at_least))
         return trainable, state, version
 
     def pull_with_slots(self) -> tuple[Floats, Floats, Floats, int]:
-        """The same, and after the state what the optimizer keeps: its slots one after the other, flat."""
+        """The same, with the optimizer's slots after the state: one slot after the other, flat."""
         return self._pull(frames.Pull(slots=True))
 
     def _pull(self, pull: frames.Pull) -> tuple[Floats, Floats, Floats, int]:
@@ -102,19 +99,19 @@ class Client:
         trainable = np.empty(self.trainable_size, np.float32)
         state = np.empty(self.state_size, np.float32)
         slots = np.empty((self.spec.optimizer.slots if pull.slots else 0, self.trainable_size), np.float32)
-        for (mine, also_mine), reply in zip(self._slices(), replies, strict=True):
-            trainable[mine] = floats(reply.body[0], len(mine), "dense values")
-            state[also_mine] = floats(reply.body[1], len(also_mine), "state")
+        for (mine, also_mine), (_, body) in zip(self._slices(), replies, strict=True):
+            trainable[mine] = floats(body[0], len(mine), "dense values")
+            state[also_mine] = floats(body[1], len(also_mine), "state")
             if len(slots):
-                slots[:, mine] = floats(reply.body[2], slots[:, mine].size, "slots").reshape(len(slots), -1)
-        return trainable, state, slots.reshape(-1), min(r.answer.version for r in replies)
+                slots[:, mine] = floats(body[2], slots[:, mine].size, "slots").reshape(len(slots), -1)
+        return trainable, state, slots.reshape(-1), min(done.version for done, _ in replies)
 
     def unique(self, wanted: Ids) -> tuple[Ids, Ids]:
-        """The distinct ids in the order in which `rows` and `push` take them fastest, and each id's position there."""
+        """The distinct ids, in the order that is fastest for `rows` and `push`, and the position of each id in them."""
         return unique(np.ascontiguousarray(wanted, np.int64), self.servers)
 
     def rows(self, table: str, wanted: Ids, view: int = 0, create: bool = True) -> Floats:
-        """Rows of these ids, in their order. Asked for in pieces, so that servers look up while others travel."""
+        """The rows of these ids, in their order. Sent in pieces, so that servers look up rows while others travel."""
         number, dim = self._numbers[table], self.spec.tables[self._numbers[table]].dim
         wanted = np.ascontiguousarray(wanted, np.int64)
         cut = split(wanted, self.servers)
@@ -124,7 +121,7 @@ class Client:
 
         def take(place: int, reply: Reply) -> None:
             _, start, stop = spans[place]
-            got = floats(reply.body[0], (stop - start) * dim, f"rows of {table}")
+            got = floats(reply[1][0], (stop - start) * dim, f"rows of {table}")
             cut.put(start, stop, got.reshape(-1, dim), out)
 
         requests = [(server, [cut.take(start, stop, wanted)]) for server, start, stop in spans]
@@ -135,12 +132,10 @@ class Client:
         self, batch: Batch, gradients: Floats, state: Floats, rows: Mapping[str, tuple[Ids, Floats]],
         version: int = 0, rate: float = 0.0, records: int = 1,
     ) -> int:  # fmt: skip
-        """Push one batch to every server and wait until all have it; the lowest version among them.
+        """Push one batch to every server, wait until all have it, and return the lowest version among them.
 
-        `version` is the one it was computed on, `rate` the learning rate where it is not the optimizer's own, `records`
-        how many it is the mean over: of none, the batch counts and moves nothing.
-        Raises Refused when a server says that the lease is no longer good, TimelineOver when the job rolled back, in
-        synchronous training Stale when the version was too old.
+        `version`, `records` and `rate` are those of `frames.Push`. Raises Refused when the lease is no longer valid,
+        TimelineOver after a rollback, Stale when the version is too old for synchronous training.
         """
         bodies: list[list[Any]] = [[gradients[t], state[s]] for t, s in self._slices()]
         for table in self.spec.tables:
@@ -151,17 +146,12 @@ class Client:
                 body += [cut.take(start, stop, found), cut.take(start, stop, grads)]
         push = frames.Push(batch.epoch, batch.index, batch.attempt, batch.number, version, records, rate)
         replies = self._ask_all(push, bodies)
-        if any(isinstance(r.answer, frames.Pushed) and r.answer.unconfirmed for r in replies):
+        if any(isinstance(done, frames.Pushed) and done.unconfirmed for done, _ in replies):
             replies = self._ask_all(frames.Confirm(batch.epoch, batch.index))
-        return min(r.answer.version for r in replies)
-
-    def export_ids(self, table: str) -> Ids:
-        """Every id that has a row, in rising order."""
-        found = [part for part, _ in self.export_rows(table)]
-        return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
+        return min(done.version for done, _ in replies)
 
     def export_rows(self, table: str) -> Iterator[tuple[Ids, Floats]]:
-        """Every id that has a row, and its row, some thousands at a time, in the order of the servers."""
+        """Every id that has a row, with its row: some thousands at a time, server by server."""
         for server in range(self.servers):
             start = 0
             while len((part := self._export(server, table, start))[0]):
@@ -173,8 +163,8 @@ class Client:
         got: list[tuple[Ids, Floats]] = []
 
         def take(_: int, reply: Reply) -> None:
-            found = ids(reply.body[0], "ids")
-            rows = floats(reply.body[1], len(found) * dim, f"rows of {table}")
+            found = ids(reply[1][0], "ids")
+            rows = floats(reply[1][1], len(found) * dim, f"rows of {table}")
             got.append((found, rows.reshape(-1, dim)))
 
         self._connections.ask(frames.Export(number, start), [(server, [])], take)

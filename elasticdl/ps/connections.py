@@ -1,4 +1,4 @@
-"""A worker's connections to the servers: requests go out to all at once, and again where no answer comes."""
+"""A worker's connections to the servers. Requests go to all servers at once; without an answer they are sent again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAULTS = {  # before which request of an operation
 
 
 class Interrupted(WireError):
-    """The wait was called off: the lease is gone or the worker is told to end."""
+    """The worker stopped waiting: it lost the lease, or it has to end."""
 
 
 class Resend(WireError):
@@ -43,26 +43,21 @@ class Resend(WireError):
 
 
 class Stale(WireError):
-    """In synchronous training: the push was computed on too old a version, and is rejected."""
+    """In synchronous training: a server rejected a push that was computed on too old a version."""
 
     def __init__(self, server: int, version: int) -> None:
         super().__init__(f"ps-{server} is at version {version}")
 
 
 class TimelineOver(WireError):
-    """A server is on another timeline: the job rolled back, or is about to; `move` to the new one when it is known."""
+    """A server is on another timeline, since the job rolled back or is about to; `move` there once it is known."""
 
     def __init__(self, server: int, text: str) -> None:
         self.server, self.text = server, text
         super().__init__(f"ps-{server}: {text}")
 
 
-@dataclass
-class Reply:
-    answer: frames.Done
-    body: list[memoryview]
-
-
+Reply = tuple[frames.Done, list[memoryview]]
 Take = Callable[[int, Reply], None]
 
 
@@ -77,7 +72,7 @@ class _Pending:
 
 
 def nearest(address: str) -> str:
-    """Of the ways to a server its socket on this machine, where it is there, else TCP."""
+    """The server's socket on this machine if there is one, else its TCP address."""
     far, _, local = address.partition(" ")
     return local if local and Path(local.removeprefix("ipc://")).is_socket() else far
 
@@ -101,7 +96,7 @@ class Connections:
         self.move(addresses, timeline)
 
     def move(self, addresses: Sequence[str], timeline: int) -> None:
-        """Leave the old servers for these. What was asked there is void: its answers go down with the connections."""
+        """Connect to these servers instead. Answers of the old ones are lost with their connections."""
         for s in self._sockets:
             self._poller.unregister(s)
             s.close(0)
@@ -117,15 +112,15 @@ class Connections:
         self._rope.close()
 
     def interrupt(self) -> None:
-        """Look again, from any thread, whether the wait was called off."""
-        with contextlib.suppress(OSError):  # full: it rings already; closed: nobody waits any more
+        """From any thread: ask the question of `called_off_by` again."""
+        with contextlib.suppress(OSError):  # full: it rings already; closed: no request waits
             self._rope.send(b"!")
 
     def called_off_by(self, question: Callable[[], bool]) -> None:
         self._called_off = question
 
     def ask(self, operation: frames.Operation, requests: Sequence[tuple[int, Sequence[Any]]], take: Take) -> None:
-        """Send (server, parts) each, and give `take` the place of a request and its answer, in the order they come."""
+        """Send each (server, parts). `take` gets the place of a request and its answer, in the order of the answers."""
         kind = type(operation)
         if not self._greeted and kind is not frames.Greet:
             greeting = [self._token.encode()]
@@ -143,7 +138,7 @@ class Connections:
         self._collect(pending)
 
     def _send(self, server: int, sent: list[Any]) -> None:
-        """What cannot be sent, since the server ended the connection, is sent again with what was not answered."""
+        """A request that cannot be sent, since the connection broke, is sent again as one without an answer."""
         with contextlib.suppress(zmq.Again):
             self._sockets[server].send_multipart(sent, zmq.NOBLOCK, copy=False)
 
@@ -163,7 +158,7 @@ class Connections:
             if now >= resend:
                 for server, sent in pending.unanswered.values():
                     self._send(server, sent)
-                # Slower each time: a server that writes a checkpoint is not helped by more copies.
+                # Slower each time: more copies do not help a server that is busy with a checkpoint.
                 wait = min(2 * wait, LAST_RESEND_SECONDS)
                 resend = now + wait
                 if now >= warn and pending.unanswered:
@@ -180,12 +175,12 @@ class Connections:
                 return
             header = frames.answer(received[0].buffer)
             if header.request not in pending.unanswered:
-                continue  # an answer to something sent twice
+                continue  # the second answer to a request that was sent twice
             body = frames.joined([f.buffer for f in received[1:]])
             match header.message:
                 case frames.Done() as answer:
                     del pending.unanswered[header.request]
-                    pending.take(header.request - pending.first, Reply(answer, body))
+                    pending.take(header.request - pending.first, (answer, body))
                 case frames.Resend(next_batch):
                     raise Resend(server, next_batch)
                 case frames.Stale(version):
@@ -204,7 +199,7 @@ class Connections:
         s.setsockopt(zmq.IDENTITY, b"w" + secrets.token_bytes(12))
         s.setsockopt(zmq.RECONNECT_IVL, 50)
         s.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        # A connection that swallows everything is given up, and made again under the same identity.
+        # A connection that delivers nothing is closed, and opened again under the same identity.
         s.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
         s.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MILLISECONDS)
         if self._keys is not None:

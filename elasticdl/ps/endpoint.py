@@ -19,7 +19,7 @@ from elasticdl.wire.auth import Keys
 log = logging.getLogger(__name__)
 
 LOCAL_HOST = "127.0.0.1"
-TELL_SECONDS = 10.0  # at most one line about strangers in this time
+TELL_SECONDS = 10.0  # between two log lines about refused connections
 ENCRYPTION_BYTES = 64  # that CURVE adds to a frame, rounded up
 MOST_PATH_BYTES = 100  # the kernel takes 107 for a socket
 _EVENTS = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -35,16 +35,12 @@ class Request:
     header: frames.Header[frames.Operation]
     body: list[memoryview]
 
-    @property
-    def operation(self) -> str:
-        return type(self.header.message).__name__
-
 
 class Endpoint:
     """Belongs to the thread that serves.
 
-    Clients on this machine come through a socket in `directory`, where one is given; it takes about a quarter less
-    time than TCP. `address` names the ways in: TCP, and after a space that socket.
+    Clients on this machine connect through a socket in `directory`, which takes about a quarter less time than TCP.
+    `address` is the TCP address and, after a space, that socket.
     """
 
     def __init__(
@@ -54,7 +50,7 @@ class Endpoint:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)
-        # A client that reconnects is itself again, even where its old connection has not been noticed to be dead.
+        # A client that reconnects keeps its identity, even if the server has not noticed the end of the old connection.
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.setsockopt(zmq.MAXMSGSIZE, frames.FRAME_BYTES + ENCRYPTION_BYTES)
         if keys is not None:
@@ -91,7 +87,7 @@ class Endpoint:
         self.socket.send_multipart([request.sender, header.pack(), *frames.cut(body)], copy=False)
 
     def hear_of_strangers(self) -> None:
-        """Read what the monitor has; called when it is readable."""
+        """Count and log refused connections; called when the monitor is readable."""
         reason = ""
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())

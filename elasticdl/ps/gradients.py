@@ -13,9 +13,9 @@ from elasticdl.wire.frames import BadFrame, Push, floats, ids
 
 @dataclass(frozen=True)
 class Gradients:
-    """What one batch, or a round of them, moves."""
+    """The gradients of one batch, or of a round."""
 
-    records: int  # how many it is the mean over; 0: it counts, and moves nothing but what is summed up
+    records: int  # the gradients are the mean over so many; of none, only summed tables change
     rate: float
     dense: Floats
     state: Floats  # a difference
@@ -47,15 +47,12 @@ class Gradients:
 
 
 def average(parameters: Parameters, batches: Sequence[Gradients]) -> Gradients:
-    """The gradient of the batches taken together, in their order: each weighs what it has records.
-
-    Each is a mean over its own records, so this is the mean over all of them.
-    """
+    """The mean over all records of the batches, added in the order of the batches."""
     records = sum(b.records for b in batches)
     shares = [np.float32(b.records / records if records else 0.0) for b in batches]
     dense, state = np.zeros_like(parameters.weights), np.zeros_like(parameters.state)
     for batch, share in zip(batches, shares, strict=True):
-        if batch.records:  # what is not finite must not come in by way of a product with 0
+        if batch.records:  # 0 times a non-finite value would not be 0
             dense += batch.dense * share
             state += batch.state * share
     rows = {}

@@ -1,15 +1,10 @@
-"""Which batches a server has applied: the decision what to do with a push, without any I/O.
-
-Lower than expected: a repeat, acknowledged and not applied. Equal: applied. Higher: the sender must start again from
-the expected one. A push of a lease the server has not heard of yet waits; one of an older lease or of a closed shard is
-refused; of one in another timeline its sender hears that it is over.
-"""
+"""The batches that a server has applied, and the decision what to do with a push, without any I/O."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Self
+from typing import Any, Self
 
 from elasticdl.core.plan import Kind, ShardId
 from elasticdl.wire import control_pb2 as pb
@@ -22,13 +17,13 @@ class Verdict(Enum):
     WAIT = "wait"
     REFUSE = "refuse"
     OVER = "over"
-    KEEP = "keep"  # in synchronous training: until its round is whole
-    STALE = "stale"  # computed on too old a version: pull again, compute it again
+    KEEP = "keep"  # in synchronous training: until its round is complete
+    STALE = "stale"  # computed on too old a version: the worker pulls and computes again
 
 
 @dataclass(frozen=True)
 class Push:
-    """Who pushes which batch."""
+    """The batch that a worker pushes, and the lease it has."""
 
     timeline: int
     epoch: int
@@ -58,7 +53,7 @@ class Entry:
 
 @dataclass
 class Barrier:
-    """A cut under way: pushes stop at `at` batches, except those another server already has (`limits`)."""
+    """A cut in progress: pushes wait from version `at` on, except batches that another server has (`limits`)."""
 
     cut: int
     at: int
@@ -69,15 +64,15 @@ class Barrier:
 
 @dataclass
 class Ledger:
-    timeline: int = 0  # 0: nothing was restored yet
-    version: int = 0  # updates made here
+    timeline: int = 0  # 0: none has begun
+    version: int = 0  # updates of this server
     entries: dict[str, Entry] = field(default_factory=dict)
     closed: dict[int, set[int]] = field(default_factory=dict)  # epoch -> shards
     first_epoch: int = 0  # everything before it is closed
     barrier: Barrier | None = None
 
     def judge(self, push: Push) -> Ruling:
-        """What to do with a push; the caller applies it and then says so with `applied`."""
+        """What to do with a push; the caller reports one that it applied with `applied`."""
         if push.timeline != self.timeline:
             return Ruling(Verdict.OVER, reason=self.over(push.timeline))
         if push.epoch < self.first_epoch or push.index in self.closed.get(push.epoch, ()):
@@ -104,21 +99,21 @@ class Ledger:
             self.barrier.reported = False
 
     def over(self, timeline: int) -> str:
-        """Why something said in another timeline does not count."""
+        """Why a message of another timeline is rejected."""
         if not self.timeline:
             return "this server has not begun a timeline yet"
         return f"timeline {timeline} is over; the current one is {self.timeline}"
 
     @classmethod
-    def restored(cls, m: pb.Restore) -> Self:
-        """As a checkpoint left it. Shards that are not open there are done or fresh: nobody has a lease on them yet."""
+    def restored(cls, m: pb.Restore, **more: Any) -> Self:
+        """As a checkpoint left it. A shard that was not open there is done or has no lease yet."""
         entries = {o.shard: Entry(o.attempt, o.next_batch, o.batches) for o in m.open}
-        return cls(m.timeline, m.version, entries)
+        return cls(m.timeline, m.version, entries, **more)
 
-    # What the master says.
+    # Directives of the master.
 
     def direct(self, m: pb.ToReplica) -> None:
-        """Obey a directive, as far as it concerns the ledger."""
+        """Follow a directive, as far as it concerns the ledger."""
         match m.WhichOneof("body"):
             case "opened":
                 self.opened(m.opened.shard, m.opened.attempt, m.opened.next_batch, m.opened.batches)
@@ -160,7 +155,7 @@ class Ledger:
             self.closed.setdefault(at.round, set()).add(at.index)
 
     def close_epoch(self, epoch: int) -> None:
-        """Every shard up to this epoch is closed: one number keeps that."""
+        """Every shard up to this epoch is closed; one number records that."""
         if any(ShardId.parse(s).round <= epoch for s in self.entries):
             return
         self.first_epoch = max(self.first_epoch, epoch + 1)
@@ -190,11 +185,11 @@ class Ledger:
 
     @property
     def holds_at(self) -> int:
-        """In synchronous training: the version at which this server holds, or will."""
+        """In synchronous training: the version at which this server holds pushes, now or later."""
         return 0
 
     def report(self) -> tuple[int, dict[str, int]] | None:
-        """The cut and the counters to report, when there is something new to say."""
+        """The cut and the counters, if they were not reported yet."""
         b = self.barrier
         if b is None or b.reported or not self.holding:
             return None

@@ -38,7 +38,7 @@ def main() -> int:
 
     try:
         return asyncio.run(serve())
-    except Unreachable as error:  # not this server's fault: the exit code of one that was told to leave
+    except Unreachable as error:  # not this server's fault: it ends as if it had received SIGTERM
         log.error("%s", error)
         return 128 + signal.SIGTERM
     except ElasticDLError as error:

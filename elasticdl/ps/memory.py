@@ -1,4 +1,4 @@
-"""Memory of messages: kept by the process for the next one instead of being given back to the kernel."""
+"""Keeps the memory of a message for the next one instead of returning it to the kernel."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _KEPT_BYTES, _LARGEST_BYTES = 256 << 20, 32 << 20
 
 
 def keep_freed_memory() -> None:
-    """Messages of megabytes come and go with every batch; a page that the kernel has to clear again costs as much as
-    the bytes it is filled with. At most 256 MB stay. Other C libraries than glibc are left as they are."""
+    """Every batch has messages of megabytes, and clearing a page costs the kernel as much time as filling it. The
+    process keeps at most 256 MB. Only glibc can be told so."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

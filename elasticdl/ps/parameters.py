@@ -16,8 +16,8 @@ from elasticdl.ps.placement import gather_index, place
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 EXPORT_ROWS = 1 << 16
-EVICT_ROWS = 20_000  # removed by one step at most: a few milliseconds
-EVICT_STEPS = 1000  # between two looks for old rows, at most
+EVICT_ROWS = 20_000  # at most removed in one step: a few milliseconds
+EVICT_STEPS = 1000  # at most between two searches for old rows
 
 
 def table_seed(job_seed: int, table: str) -> int:
@@ -56,7 +56,7 @@ class Parameters:
         self.state: Floats = np.zeros(len(self.state_index), np.float32)
         self.table_optimizers = [t.optimizer or spec.optimizer for t in spec.tables]
         self.tables = tables or [_store(t, o, seed) for t, o in zip(spec.tables, self.table_optimizers, strict=True)]
-        self._evict_at = [0] * len(spec.tables)  # the step of the next look for old rows
+        self._evict_at = [0] * len(spec.tables)  # the step of the next search for old rows
         self._views: dict[int, tuple[Floats, Floats, list[int]]] = {}
 
     def pull(self, view: int = 0) -> tuple[Floats, Floats]:
@@ -68,7 +68,7 @@ class Parameters:
 
     @property
     def stores(self) -> list[_native.RowStore]:
-        """All that a checkpoint must hold of the tables: their rows, then the counts of ids that have none yet."""
+        """The parts of the tables that a checkpoint needs: their rows, then the counts of ids without a row."""
         return self.tables + [t.candidates for t in self.tables if t.candidates is not None]
 
     def rows(self, table: int, ids: Ids, view: int = 0, create: bool = True) -> Floats:
@@ -86,9 +86,9 @@ class Parameters:
     def apply(
         self, step: int, gradients: Floats, state: Floats, rows: Mapping[int, tuple[Ids, Floats]], rate: float = 0.0
     ) -> None:
-        """One batch. `state` is a difference: statistics of concurrent workers add up.
+        """Apply one batch. `state` is a difference, so that statistics of concurrent workers add up.
 
-        `rate` replaces the learning rate of the model's optimizer; tables with one of their own keep theirs.
+        `rate` replaces the learning rate of the model's optimizer, not that of a table's own optimizer.
         """
         rate = rate or self.spec.optimizer.learning_rate
         _native.update_dense(self.weights, self.slots, gradients, self.optimizer, rate, step)
@@ -96,7 +96,7 @@ class Parameters:
         self.apply_rows(step, rows, rate)
 
     def apply_rows(self, step: int, rows: Mapping[int, tuple[Ids, Floats]], rate: float) -> None:
-        """Rows alone; every table ages by the step."""
+        """Apply the rows' gradients; every table ages by the step."""
         for table, (ids, grads) in rows.items():
             own = self.spec.tables[table].optimizer
             with self._room(table):
@@ -105,9 +105,9 @@ class Parameters:
             self._evict(table, step)
 
     def _evict(self, table: int, step: int) -> None:
-        """Remove rows, and counts, that were not pushed for as long as the table says.
+        """Remove rows and counts that were not pushed for the table's `evict_after_steps`, some in each step.
 
-        Some at a time, so that no step takes long; not while a view is pinned, which only delays it.
+        A pinned view delays it.
         """
         after = self.spec.tables[table].evict_after_steps
         if after is None or step < self._evict_at[table]:
@@ -118,7 +118,7 @@ class Parameters:
 
     @contextmanager
     def _room(self, table: int) -> Iterator[None]:
-        """No more room for a table's rows: which one it is, and what helps."""
+        """Add the table's name and the remedy to an error for lack of memory."""
         try:
             yield
         except (MemoryError, OverflowError) as error:
@@ -133,9 +133,9 @@ class Parameters:
     # Views.
 
     def pin(self, cut: int) -> None:
-        """Keep what is here now under the number of a cut.
+        """Keep the present values under the number of a cut.
 
-        There is one evaluation at a time: an older view is one whose release was lost with a master.
+        There is one evaluation at a time, so the release of an older view was lost with a master.
         """
         for old in [c for c in self._views if c < cut]:
             self.release(old)

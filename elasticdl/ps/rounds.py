@@ -1,19 +1,16 @@
-"""Which batches a server has in synchronous training: a round is kept until it is whole, then applied at once.
+"""The batches of a server in synchronous training: it keeps a round until it is complete, then applies it at once.
 
-Batch `index` of an epoch belongs to round `index // size`. The version is the number of rounds applied, so that it is
-the number of the present round as well, on which its batches are to be computed. The first gradient of each batch is
-kept; one of a batch that is kept or applied is a repeat; one computed on a version that is too old is rejected.
+Batch `index` of an epoch belongs to round `index // size`. The version is the number of applied rounds, and so the
+number of the present round. The server keeps the first gradients of each batch; later ones are repeats.
 
-A worker may die when only some of the servers have its batch. No server may then go on to the next version: whoever
-computes the batch again, for the others, needs the values of this one from all. So a round is whole when every batch of
-it is confirmed: whoever has pushed one says so once all servers have it.
-Servers are cut between two rounds: a round that has begun when a cut is asked for is finished first.
+A worker may die when only some servers have its batch. Then no server may go on to the next version, since the worker
+that computes the batch again needs the values of this version from all servers. So every batch has to be confirmed by
+its worker once all servers have it. A cut waits for the end of a round that has begun.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Self
 
 from elasticdl.core.plan import ShardId
 from elasticdl.ps.ledger import Barrier, Entry, Ledger, Push, Ruling, Verdict
@@ -24,17 +21,9 @@ from elasticdl.wire import control_pb2 as pb
 class Rounds(Ledger):
     size: int = 1  # batches of a round
     epoch_batches: int = 1  # the epoch's last round may be short
-    tolerance: int = 0  # how many versions before its round's a batch may be computed on
-    kept: dict[int, set[int]] = field(default_factory=dict)  # round -> batches that are here and not applied
-    confirmed: dict[int, set[int]] = field(default_factory=dict)  # those of them that every server has
-
-    @classmethod
-    def restored(cls, m: pb.Restore) -> Self:
-        entries = {o.shard: Entry(o.attempt, o.next_batch, o.batches) for o in m.open}
-        return cls(
-            m.timeline, m.version, entries, size=m.round_batches, epoch_batches=int(m.epoch_batches),
-            tolerance=m.tolerance,
-        )  # fmt: skip
+    tolerance: int = 0  # a batch may be computed on a version that is so much older than its round
+    kept: dict[int, set[int]] = field(default_factory=dict)  # round -> batches that are not applied
+    confirmed: dict[int, set[int]] = field(default_factory=dict)  # those that every server has
 
     def round_of(self, epoch: int, index: int) -> int:
         return epoch * self._rounds_per_epoch + index // self.size
@@ -44,7 +33,7 @@ class Rounds(Ledger):
         return -(-self.epoch_batches // self.size)
 
     def judge(self, push: Push) -> Ruling:
-        """What to do with a push; the caller keeps it and then says so with `keep`."""
+        """What to do with a push; the caller reports one that it kept with `keep`."""
         if push.timeline != self.timeline:
             return Ruling(Verdict.OVER, reason=self.over(push.timeline))
         if push.batch or push.index >= self.epoch_batches:
@@ -68,7 +57,7 @@ class Rounds(Ledger):
         self.entries[push.shard].next_batch = 1
 
     def unconfirmed(self, epoch: int, index: int) -> bool:
-        """Whether a batch is here, and somebody has yet to say that it is everywhere."""
+        """Whether this server has a batch that its worker has not confirmed."""
         round_ = self.round_of(epoch, index)
         return index in self.kept.get(round_, ()) and index not in self.confirmed.get(round_, ())
 
@@ -80,7 +69,7 @@ class Rounds(Ledger):
             raise ValueError(f"this server does not have batch {index} of epoch {epoch}")
 
     def whole(self) -> bool:
-        """Whether every batch of the present round is on every server: the caller applies it and then says so."""
+        """Whether every batch of the present round is confirmed; the caller applies it and calls `round_applied`."""
         first = self.version % self._rounds_per_epoch * self.size
         return len(self.confirmed.get(self.version, ())) == min(self.size, self.epoch_batches - first)
 
@@ -91,7 +80,7 @@ class Rounds(Ledger):
         if self.barrier is not None and self.version >= self.barrier.until:
             self.barrier.reported = False
 
-    # What the master says.
+    # Directives of the master.
 
     def opened(self, shard: str, attempt: int, next_batch: int, batches: int) -> None:
         at = ShardId.parse(shard)
@@ -101,7 +90,7 @@ class Rounds(Ledger):
         entry.attempt = max(entry.attempt, attempt)
 
     def close(self, shard: str) -> None:
-        self.entries.pop(shard, None)  # that it was applied, the version says
+        self.entries.pop(shard, None)  # the version tells that it was applied
 
     def close_epoch(self, epoch: int) -> None:
         pass  # likewise
@@ -131,7 +120,7 @@ class Rounds(Ledger):
         return self.barrier.until if self.barrier is not None else 0
 
     def report(self) -> tuple[int, dict[str, int]] | None:
-        """The cut and the counters, when there is something new to say: it holds, or will later than was asked."""
+        """The same, also if the server holds pushes later than the master wants: at the end of a round."""
         b = self.barrier
         if b is None or b.reported or (not self.holding and b.until <= b.at):
             return None
@@ -140,5 +129,7 @@ class Rounds(Ledger):
 
 
 def ledger_of(m: pb.Restore, ledger: type[Ledger] = Ledger, rounds: type[Rounds] = Rounds) -> Ledger:
-    """The ledger of a timeline, asynchronous or synchronous as the master says."""
-    return rounds.restored(m) if m.round_batches else ledger.restored(m)
+    """The ledger of a new timeline, asynchronous or synchronous."""
+    if not m.round_batches:
+        return ledger.restored(m)
+    return rounds.restored(m, size=m.round_batches, epoch_batches=m.epoch_batches, tolerance=m.tolerance)

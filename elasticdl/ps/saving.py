@@ -1,8 +1,7 @@
 """Writing a server's part of a checkpoint while training goes on.
 
-The thread that owns the rows hands out what the cut holds, piece by piece between two requests; a thread of its own
-writes it. Only rows that changed since the last checkpoint are written: what was written before is linked into the new
-folder, so that every checkpoint is whole by itself and an old one can be deleted without a thought.
+The thread that owns the rows passes them on in pieces, between requests; another thread writes them. It writes only
+rows that changed since the last checkpoint and links older files into the new folder, so every checkpoint is complete.
 """
 
 from __future__ import annotations
@@ -29,31 +28,30 @@ from elasticdl.ps.parameters import EXPORT_ROWS, Floats, Ids, Parameters
 
 log = logging.getLogger(__name__)
 
-PIECES = 4  # on their way to the disk at a time
-MOST_FILES = 16  # then everything is written anew
+PIECES = 4  # at most between the two threads
+MOST_FILES = 16  # then all rows are written again
 Piece = tuple[Ids, Floats]
 
 
 @dataclass
 class Chain:
-    """The files that together hold what the last checkpoint held of this server, in the order they were written."""
+    """The files of this server's part of the last checkpoint, in the order they were written."""
 
     directory: Path = Path()
     files: list[File] = field(default_factory=list)
 
 
 class Cancelled(Exception):
-    """Nobody wants it any more."""
+    """The part is no longer needed."""
 
 
 class Saving:
-    """One cut on its way to the disk. All methods belong to the thread that owns the parameters."""
+    """One part that is being written. All methods belong to the thread that owns the parameters."""
 
     def __init__(
         self, parameters: Parameters, cut: int, version: int, directory: Path, chain: Chain, ring: Callable[[], None]
     ) -> None:
-        """Freeze what is here now. `chain` already holds what did not change since; `ring` is called from the writing
-        thread whenever there is something to see to."""
+        """Freeze the present values. `chain` holds those that did not change; the writing thread calls `ring`."""
         self.cut, self.version, self.directory, self._ring = cut, version, directory, ring
         self._parameters = parameters
         self._views = [store.mark() for store in parameters.stores]
@@ -64,7 +62,7 @@ class Saving:
         }
         changed = sum(store.changed(view) for store, view in zip(parameters.stores, self._views, strict=True))
         held = sum(len(store) for store in parameters.stores)
-        # Increments that are together as large as everything are dearer to read than to write anew.
+        # Increments as large as the whole take longer to read than a new file takes to write.
         sizes = [f["bytes"] for f in chain.files]
         bulk = sum(sizes[1:]) + sizes[0] * changed / max(1, held) if sizes else 0
         self.whole = not sizes or len(sizes) >= MOST_FILES or bulk > sizes[0]
@@ -91,7 +89,7 @@ class Saving:
     # The owner's thread.
 
     def feed(self) -> bool:
-        """Hand one more piece to the writer; whether there may be more to hand over at once."""
+        """Pass one more piece to the writer; returns whether the next one may follow at once."""
         if self._exported or self.finished or self._pieces.full():
             return False
         piece = next(self._exports, None)
@@ -102,11 +100,11 @@ class Saving:
         return True
 
     def part(self) -> str:
-        """What the manifest says of it."""
+        """The manifest's entry."""
         return json.dumps(self.files)
 
     def settle(self, published: bool) -> None:
-        """The end of it: what it took counts as changed again unless it is part of a checkpoint."""
+        """End it. Unless it is part of a checkpoint, its rows count as changed again."""
         self._cancelled.set()
         self._thread.join()
         for store, view in zip(self._parameters.stores, self._views, strict=True):
@@ -142,14 +140,14 @@ class Saving:
             self.error = "canceled"
         except OSError as error:
             self.error = f"{error.filename or self.directory}: {error.strerror or error}"
-        except Exception as error:  # the thread's border: the master would wait for the part for ever
+        except Exception as error:  # the thread's border: the master would wait for the part forever
             log.exception("Saving cut %d failed", self.cut)
             self.error = f"{self.directory}: {type(error).__name__}: {error}"
         self.finished = True
         self._ring()
 
     def _link(self, file: File) -> File:
-        """The file in the new folder too, without a copy where the file system can do that."""
+        """Link the file into the new folder; copy it if the file system cannot link."""
         there, here = self._chain.directory / file["name"], self.directory / file["name"]
         here.unlink(missing_ok=True)
         try:
@@ -197,7 +195,7 @@ class Saving:
         raise Cancelled
 
     def _header(self) -> bytes:
-        """safetensors, written by hand: the library wants all tensors in memory at once."""
+        """A safetensors header, written by hand: the library needs all tensors in memory at once."""
         p = self._parameters
         about = {"spec": p.spec.model_dump_json(), "index": str(p.index), "servers": str(p.servers)}
         header: dict[str, Any] = {"__metadata__": about}

@@ -37,12 +37,12 @@ REQUESTS_AT_ONCE = 64  # between two looks at the directives
 
 
 class _Over(WireError):
-    """The client has to come again: greeting this server, or on another timeline."""
+    """The client has to greet this server first, or to move to another timeline."""
 
 
 @dataclass
 class Waiting:
-    """A push that cannot be judged yet."""
+    """A push that waits: for its lease, or for the end of a cut."""
 
     request: Request
     message: frames.Push
@@ -66,7 +66,7 @@ class Service:
         self._freeze_later: pb.Freeze | None = None
         self._greeted: set[bytes] = set()
         self._waiting: dict[tuple[bytes, str], Waiting] = {}
-        self._early: dict[bytes, tuple[Request, frames.Pull]] = {}  # pulls of a version that is yet to come
+        self._early: dict[bytes, tuple[Request, frames.Pull]] = {}  # pulls of a later version, by sender
         self._kept: dict[tuple[int, int], Gradients] = {}  # synchronous training: (epoch, batch) of unfinished rounds
         self._directives: queue.SimpleQueue[pb.ToReplica | None] = queue.SimpleQueue()
         self._bell, self._rope = socket.socketpair()
@@ -76,7 +76,7 @@ class Service:
         self.address = self._endpoint.address
 
     def direct(self, message: pb.ToReplica | None) -> None:
-        """Hand a directive of the master to the thread."""
+        """Pass a directive of the master to the thread; None stops it."""
         self._directives.put(message)
         self._ring()
 
@@ -142,7 +142,7 @@ class Service:
 
     def _freeze(self, freeze: pb.Freeze) -> None:
         if self.parameters is None:
-            self._freeze_later = freeze  # a job that starts from a checkpoint may be cut before a worker is there
+            self._freeze_later = freeze  # in a job from a checkpoint, a cut may come before the first worker
             return
         if freeze.purpose == "view":
             self.parameters.pin(freeze.cut)
@@ -179,14 +179,14 @@ class Service:
                 continue
             except (DataError, KeyError, ValueError, OverflowError, MemoryError) as error:
                 text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
-                log.warning("Refused %s: %s", request.operation, text)
+                log.warning("Refused %s: %s", type(request.header.message).__name__, text)
                 self._refuse(request, text)
                 continue
-            # Apart: what fails while it is applied must not be taken for a refusal.
+            # Outside of `try`: an error while gradients are applied is no refusal.
             message = request.header.message
             if isinstance(message, frames.Confirm):
                 self._apply_rounds()
-                self._done(request)  # with the version that it made
+                self._done(request)  # with the new version
             if isinstance(message, frames.Push | frames.Confirm):
                 self._settle()
 
@@ -198,7 +198,7 @@ class Service:
                 raise BadFrame("not the token of this job")
             self._greeted.add(request.sender)
             return self._done(request)
-        if request.sender not in self._greeted:  # perhaps it greeted this server's predecessor
+        if request.sender not in self._greeted:  # it may have greeted the process before this one
             raise _Over("this connection has not sent the job's token")
         if header.timeline != self.ledger.timeline:
             raise _Over(self.ledger.over(header.timeline))
@@ -244,12 +244,12 @@ class Service:
         self._done(request)
 
     def _check_sizes(self, spec: ParametersSpec, body: Sequence[memoryview]) -> None:
-        """Before anything is allocated: the values sent are as many as the shapes say."""
+        """Before memory is allocated: the shapes have as many values as were sent."""
         if any(d < 0 for v in spec.variables for d in v.shape) or any(t.dim > MAX_DIM for t in spec.tables):
             raise BadFrame("the declaration has impossible shapes")
         for trainable, frame, what in ((True, body[1], "initial values"), (False, body[2], "initial state")):
             pieces = place(tuple(v for v in spec.variables if v.trainable is trainable), self.servers)[self.index]
-            count = sum(p.stop - p.start for p in pieces)
+            count = sum(map(len, pieces))
             if len(frame) != 4 * count:
                 raise BadFrame(f"{what}: {len(frame)} bytes, expected {count} float32 values ({4 * count} bytes)")
 
@@ -273,7 +273,7 @@ class Service:
         self._waiting[key] = Waiting(request, m, push, before.since if before and again else time.monotonic())
 
     def _settle(self) -> None:
-        """Judge the pushes that wait, again after each one applied, and tell the master where this server stands."""
+        """Judge the pushes that wait, again after each applied one, and report to the master."""
         moved = True
         while moved:
             moved = False
@@ -321,7 +321,7 @@ class Service:
         self._endpoint.answer(w.request, frames.Pushed(self.ledger.version, unconfirmed))
 
     def _take(self, push: Push, gradients: Gradients) -> None:
-        """Apply a batch; in synchronous training, its round as soon as it is whole."""
+        """Apply a batch; in synchronous training, its round as soon as it is complete."""
         parameters, ledger = self._declared(), self.ledger
         if not isinstance(ledger, Rounds):
             age = max(1, ledger.version - push.computed_on) if self.staleness_modulation else 1
@@ -343,7 +343,7 @@ class Service:
             ledger.round_applied()
 
     def _pull(self, request: Request, pull: frames.Pull) -> None:
-        if pull.at_least > self.ledger.version and not pull.view:  # what is pinned is there, or never will be
+        if pull.at_least > self.ledger.version and not pull.view:  # a pinned view does not wait
             self._early[request.sender] = request, pull
             return
         parameters = self._declared()

@@ -1,4 +1,4 @@
-"""A checkpoint on disk: its manifest, and how servers are filled from the parts that servers wrote."""
+"""A checkpoint on disk: its manifest, and how a server reads the parts that servers wrote."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from elasticdl.ps.placement import gather_index, place, servers_of
 
 
 class Manifest(TypedDict):
-    """What a checkpoint consists of, and where in the data it stands."""
+    """The files of a checkpoint, and its position in the data."""
 
     cut: int
     version: int
-    files: dict[str, list[File]]  # server -> its files, each on top of the one before
+    files: dict[str, list[File]]  # server -> its files; later ones replace rows of earlier ones
     open: dict[str, tuple[int, int]]  # shard -> next batch, batches
     next: tuple[int, int]  # epoch and index of the next fresh shard
     done: dict[str, tuple[int, int]]  # epoch -> batches, records
@@ -35,7 +35,7 @@ class Manifest(TypedDict):
     minibatch_size: int
     max_step: int
     num_minibatches_per_task: int
-    round_batches: NotRequired[int]  # batches that make a version; absent or 0: each one does
+    round_batches: NotRequired[int]  # batches of a version; absent or 0: one
     seed: int
     shuffle: bool
 
@@ -48,14 +48,14 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def needed(manifest: Manifest, index: int, servers: int) -> list[list[File]]:
-    """The parts that a server must read: its own where the number of servers is the same, else all of them."""
+    """The parts that a server must read: its own if the number of servers is the same, else all."""
     parts = list(manifest["files"].values())
     mine = [p for p in parts if p[-1]["name"].startswith(f"ps-{index}-of-{servers}.")]
     return mine if len(parts) == servers and mine else parts
 
 
 def resized(held: Parameters, servers: int, directory: Path, parts: list[list[File]], seed: int) -> Parameters:
-    """What a server holds when there is another number of them: rows that stay are kept, only new ones are read."""
+    """The parameters for another number of servers: keeps the rows that stay and reads only new ones."""
     held.forget_views()
     fresh = Parameters(held.spec, held.index, servers, seed, tables=held.tables)
     for store in fresh.stores:
@@ -71,9 +71,9 @@ def _all_ids(store: RowStore) -> Iterator[npt.NDArray[np.int64]]:
 
 
 def restore(parameters: Parameters, directory: Path, parts: list[list[File]], known: int = 0) -> None:
-    """Fill a server from the parts of a checkpoint, made by any number of servers.
+    """Read the parts of a checkpoint that any number of servers wrote.
 
-    `known` servers made it, and this was one of them: what it held is in memory.
+    `known`: so many servers wrote it, and the rows of this one are in memory.
     """
     trainable = tuple(v for v in parameters.spec.variables if v.trainable)
     state = tuple(v for v in parameters.spec.variables if not v.trainable)
@@ -121,7 +121,7 @@ def _restore_tables(parameters: Parameters, saved: Any, index: int, servers: int
 
 @contextmanager
 def _part(path: Path) -> Iterator[Any]:
-    """One file of a checkpoint; whatever is wrong with it names it."""
+    """One file of a checkpoint; errors name it."""
     try:
         with safe_open(str(path), framework="numpy") as saved:
             yield saved
@@ -130,7 +130,7 @@ def _part(path: Path) -> Iterator[Any]:
 
 
 def _compare(now: ParametersSpec, then: ParametersSpec, directory: Path) -> None:
-    """The model may not have changed; its learning rate may."""
+    """Raises if the model changed; its learning rate may."""
     if now.variables != then.variables:
         changed = sorted({v.name for v in set(now.variables) ^ set(then.variables)}) or ["their order"]
         raise DataError(str(directory), f"the model's variables changed since: {', '.join(changed)}", REMEDY)

@@ -1,5 +1,5 @@
-"""How the processes of a job talk: the control stream (gRPC) and the tensor frames (ZeroMQ)."""
+"""How the processes of a job communicate: the control stream (gRPC) and the tensor frames (ZeroMQ)."""
 
-# Of the control stream and the tensor frames. The master refuses replicas of another one, so that nobody waits for
-# what the other side never says: raise it with each message or operation that one of them has to know.
+# Of the control stream and the tensor frames. The master refuses replicas with another protocol. Raise it with each
+# message or operation that the other side has to know.
 PROTOCOL = 4

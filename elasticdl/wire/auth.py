@@ -1,4 +1,4 @@
-"""The job's token, which every call carries, and the keys with which the data plane is encrypted where it is."""
+"""The job's token, which every call carries, and the keys of an encrypted data plane."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def metadata(token: str) -> tuple[tuple[str, str], ...]:
 
 
 def authentic(token: str, received: Sequence[tuple[str, str | bytes]] | None) -> bool:
-    """Whether a call came with the job's token."""
+    """Whether a call has the job's token."""
     given = next((v for k, v in received or () if k == TOKEN_KEY), "")
     if isinstance(given, bytes):
         given = given.decode("utf-8", "replace")
@@ -29,7 +29,7 @@ def authentic(token: str, received: Sequence[tuple[str, str | bytes]] | None) ->
 
 @dataclass(frozen=True)
 class Keys:
-    """The CURVE keys of a job's parameter servers, as text: they hold both, their clients the public one."""
+    """The CURVE keys of a job's parameter servers, as text. Servers have both, clients the public one."""
 
     public: str
     secret: str = ""
@@ -40,28 +40,28 @@ class Keys:
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Keys | None:
-        """Those a process was given; None where the data plane is not encrypted."""
+        """From the environment of a process; None if the data plane is not encrypted."""
         public = env.get(names.ENV_DATA_KEY)
         return cls(public, env.get(names.ENV_DATA_SECRET, "")) if public else None
 
     def env(self, servers: bool) -> dict[str, str]:
-        """How a process is given them."""
+        """The environment variables for a process."""
         return {names.ENV_DATA_KEY: self.public, **({names.ENV_DATA_SECRET: self.secret} if servers else {})}
 
     def serve(self, socket: zmq.Socket[Any]) -> None:
-        """Before it binds: take only clients that know the public key."""
+        """Before the socket binds: accept only clients with the public key."""
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = self.public.encode(), self.secret.encode()
 
     def connect(self, socket: zmq.Socket[Any]) -> None:
-        """Before it connects: talk only to a server that holds the secret key."""
+        """Before the socket connects: accept only a server with the secret key."""
         public, secret = _pair()
         socket.curve_serverkey = self.public.encode()
         socket.curve_publickey, socket.curve_secretkey = public.encode(), secret.encode()
 
 
 def _pair() -> tuple[str, str]:
-    import zmq  # here, since the command line reads this module and never opens such a socket
+    import zmq  # here, since the command line imports this module and needs no socket
 
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()

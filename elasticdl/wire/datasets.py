@@ -1,4 +1,4 @@
-"""What a worker has to know of the data before it opens any: from the file beside the job's, or from the master."""
+"""The description of the data sets, which a worker reads from a file beside the job's or from the master."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RETRY_SECONDS = 1.0
 
 
 def described(job_file: Path, spec: JobSpec) -> dict[str, str]:
-    """The data sets by mode, as JSON. A worker in a pod, whose disk is not the master's, asks it."""
+    """The data sets by mode, as JSON. A worker in a pod has no access to the master's disk and asks the master."""
     beside = job_file.with_name("datasets.json")
     found: dict[str, str] = {}
     if beside.exists():
@@ -32,15 +32,15 @@ def described(job_file: Path, spec: JobSpec) -> dict[str, str]:
 
 
 def asked(patience_seconds: float) -> str:
-    """The master's answer; it may be away for a while, as for any other question."""
+    """The master's answer. Retries, since the master may be restarting."""
     address, token = os.environ[names.ENV_MASTER_ADDR], os.environ[names.ENV_TOKEN]
     deadline, trouble = time.monotonic() + patience_seconds, "no attempt was made"
     with tls.blocking_channel(address, OPTIONS, os.environ.get(names.ENV_TLS_CERT)) as channel:
         stub = ControlStub(channel)
         while (left := deadline - time.monotonic()) > 0:
-            request, who = pb.DescribeRequest(), auth.metadata(token)
+            request, metadata = pb.DescribeRequest(), auth.metadata(token)
             try:
-                answer = stub.Describe(request, metadata=who, wait_for_ready=True, timeout=left)
+                answer = stub.Describe(request, metadata=metadata, wait_for_ready=True, timeout=left)
                 return str(answer.datasets)
             except grpc.RpcError as error:
                 if error.code() in NO:

@@ -1,4 +1,4 @@
-"""A replica's end of the control stream: opened, kept open, and said Hello on again whenever it breaks."""
+"""A replica's end of the control stream: opens it, and opens it again with a new Hello whenever it breaks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 OPTIONS = (
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),
-    ("grpc.http2.ping_timeout_ms", 5000),  # newer gRPC looks at this one, and waits a minute without it
+    ("grpc.http2.ping_timeout_ms", 5000),  # newer gRPC uses this one, with a default of a minute
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
@@ -29,13 +29,13 @@ OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
 )
-# Without the ping options a server cuts clients that ping a silent stream.
+# Without the ping options a server disconnects clients that ping a silent stream.
 SERVER_OPTIONS = (
     *OPTIONS,
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 100),
-    # The launcher keeps the port bound for the life of the job, so it must be shared; that there is only one
-    # master is the journal's lock to see to.
+    # The launcher keeps the port bound for the life of the job, so it must be shared. The journal's lock ensures that
+    # there is only one master.
     ("grpc.so_reuseport", 1),
 )
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.05, 1.0
@@ -58,20 +58,20 @@ class Link:
         self.address, self.token, self.certificate = address, token, certificate
         self.hello, self.receive = hello, receive
         self.patience_seconds, self.options = patience_seconds, options
-        self.broken = asyncio.Event()  # set while there is no stream after there was one
+        self.broken = asyncio.Event()  # set while a stream that was open is not
         self._outbox: asyncio.Queue[pb.FromReplica | None] | None = None
         self._closing = False
         self._over = asyncio.Event()
 
     def send(self, message: pb.FromReplica) -> None:
-        """Send on the open stream. Without one the message is dropped: the next Hello says what matters."""
+        """Send on the open stream. Without one the message is dropped; the next Hello repeats what matters."""
         if self._outbox is not None:
             self._outbox.put_nowait(message)
 
     async def close(self, seconds: float) -> None:
-        """Let the master read what was said, or the Hello that says it again, and end the stream in order.
+        """End the stream once the master has read all messages, or the Hello that repeats them.
 
-        A stream that is merely cancelled takes with it what the other side has not read yet.
+        Canceling a stream would drop messages that the master has not read.
         """
         self._closing = True
         if self._outbox is not None:
@@ -80,7 +80,7 @@ class Link:
             await asyncio.wait_for(self._over.wait(), seconds)
 
     async def run(self) -> None:
-        """Keep the stream open until closed; raises Refused when the master says no, Unreachable when it stays away."""
+        """Keep the stream open until closed. Raises Refused, or Unreachable if the master does not answer."""
         reporting = asyncio.create_task(self._report_usage())
         try:
             await self._run()
@@ -113,7 +113,7 @@ class Link:
                         raise Refused(f"the master at {self.address} refused: {error.details()}") from error
                     reason = f"{error.code().name.lower()}: {error.details()}"
                 now = loop.time()
-                if welcome:  # however silent the stream was, the master was there until now
+                if welcome:  # the master was there until now, even if it sent nothing
                     away_since, wait = now, FIRST_RETRY_SECONDS
                 if now - away_since > self.patience_seconds:
                     raise Unreachable(f"no master at {self.address} for {now - away_since:.0f} s ({reason})")

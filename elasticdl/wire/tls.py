@@ -1,4 +1,4 @@
-"""TLS of the control plane: a certificate made for one job, which its clients trust and nothing else."""
+"""TLS of the control plane: clients trust only the certificate of their job."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import grpc
 from elasticdl.errors import JobFailed, Problem, UsageError
 from elasticdl.job import names
 
-# Every job's certificate carries this name besides its own: whoever is shown the one certificate that it trusts knows
-# with whom it speaks, by whatever address (a Service, a pod's, a tunnel's end) it came.
+# Every job's certificate has this name besides its own. A client trusts only that certificate, so the address (a
+# Service, a pod, the end of a tunnel) need not be in it.
 ANY_MASTER = "elasticdl-master"
 _VALID = datetime.timedelta(days=3650)
 _CLOCKS_DIFFER = datetime.timedelta(days=1)
@@ -22,13 +22,13 @@ Options = Sequence[tuple[str, Any]]
 
 def make(name: str) -> tuple[str, str]:
     """A new certificate for a master of this name, and its key, both as PEM."""
-    from cryptography import x509  # here, since only a submission makes one
+    from cryptography import x509  # here, since only a submission needs it
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, ANY_MASTER)])  # a job's own may be too long for one
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, ANY_MASTER)])  # the job's own name may be too long
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -50,7 +50,7 @@ def make(name: str) -> tuple[str, str]:
 
 
 def channel(address: str, options: Options, certificate: str | None) -> grpc.aio.Channel:
-    """A channel to the master that holds the key of this certificate; without one, in plain text."""
+    """A channel to the master that has the key of this certificate; without a certificate, in plain text."""
     if not certificate:
         return grpc.aio.insecure_channel(address, options=list(options))
     return grpc.aio.secure_channel(address, _trusting(certificate), options=_named(options))
@@ -64,7 +64,7 @@ def blocking_channel(address: str, options: Options, certificate: str | None) ->
 
 
 def listen(server: grpc.aio.Server, address: str, env: Mapping[str, str]) -> int:
-    """Have the server listen there, with the certificate that this process was given, if it was; returns the port."""
+    """Let the server listen at the address, with the certificate of this process if there is one; returns the port."""
     certificate, key = env.get(names.ENV_TLS_CERT), env.get(names.ENV_TLS_KEY)
     if certificate and not key:
         what = "there is a certificate but no key"

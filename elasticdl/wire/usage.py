@@ -1,4 +1,4 @@
-"""How much of their machine this process and its children use."""
+"""The CPU time and memory that this process and its children use."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from elasticdl.wire import control_pb2 as pb
 
 REPORT_SECONDS = 2.0
-_SHORTEST_SECONDS = 0.5  # over less, the kernel's clock ticks of 10 ms tell nothing
+_SHORTEST_SECONDS = 0.5  # the kernel counts in ticks of 10 ms
 _PROC = Path("/proc")
 
 
 class Meter:
-    """Cores in use since the last reading, and memory now. From /proc; elsewhere what the process knows of itself."""
+    """Cores in use since the last reading, and memory now. Without /proc, of this process alone."""
 
     def __init__(self) -> None:
         self._at, self._seconds = time.monotonic(), _measure()[0]
@@ -28,7 +28,7 @@ class Meter:
         if self._last is not None and now - self._at < _SHORTEST_SECONDS:
             return self._last
         seconds, memory = _measure()
-        # Less than before: a child has gone, and nobody waited for it.
+        # Less than before: a child has ended without being waited for.
         cores = max(0.0, seconds - self._seconds) / max(now - self._at, 1e-3)
         self._at, self._seconds = now, seconds
         self._last = pb.Usage(cpu=cores, memory_bytes=memory)
@@ -36,7 +36,7 @@ class Meter:
 
 
 def _measure() -> tuple[float, int]:
-    """(seconds of processor time so far, bytes resident now) of this process and its children, theirs too."""
+    """(seconds of processor time so far, bytes resident now) of this process and its descendants."""
     try:
         found = [_of(pid) for pid in _family(os.getpid())]
         return sum(seconds for seconds, _ in found), sum(memory for _, memory in found)
@@ -49,7 +49,7 @@ def _measure() -> tuple[float, int]:
 def _family(pid: int) -> list[int]:
     found = [pid]
     for task in (_PROC / str(pid) / "task").iterdir():
-        with contextlib.suppress(OSError):  # a thread that ended, or a kernel that does not tell of children
+        with contextlib.suppress(OSError):  # a thread that ended, or a kernel that does not list children
             for child in (task / "children").read_text().split():
                 with contextlib.suppress(OSError):
                     found += _family(int(child))

@@ -22,7 +22,7 @@ def data(*words: object) -> int:
     return run(parser.parse_args([str(word) for word in words]))
 
 
-def test_convert_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_reports_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = build("csv", tmp_path / "a")
     assert data("convert", source.folder, tmp_path / "b", "--to=recordio", "--records_per_file=100") == 0
     assert "221 records in 3 files (recordio)" in capsys.readouterr().out

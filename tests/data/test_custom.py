@@ -42,7 +42,7 @@ def test_metadata_may_be_a_mapping_an_object_or_absent() -> None:
     assert CustomReader(reader).metadata == {"column_names": ["a"]}
 
 
-def test_a_reader_without_the_methods_is_told_the_contract() -> None:
+def test_a_reader_without_the_methods_gets_the_contract_in_the_error() -> None:
     with pytest.raises(
         DataError, match=r"custom_data_reader object: it has no method create_shards.*read_records\(task\)"
     ):

@@ -137,7 +137,7 @@ def test_a_tfrecord_made_by_hand_is_read(tmp_path: Path) -> None:
     assert TFRecordFile(tmp_path / "a").read(63, 130) == [b"hello"] * 67
 
 
-def test_a_wrong_length_in_a_tfrecord_is_told_from_a_truncated_file(tmp_path: Path) -> None:
+def test_a_wrong_length_in_a_tfrecord_differs_from_a_truncated_file(tmp_path: Path) -> None:
     length = struct.pack("<Q", 5)
     record = length + struct.pack("<I", masked_crc(length)) + b"hello" + struct.pack("<I", masked_crc(b"hello"))
     (tmp_path / "a").write_bytes(record + b"\x06" + record[1:])
@@ -148,7 +148,7 @@ def test_a_wrong_length_in_a_tfrecord_is_told_from_a_truncated_file(tmp_path: Pa
         TFRecordFile(tmp_path / "a")
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path) -> None:
+def test_parquet_without_pyarrow_names_what_to_install(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), tmp_path / "a.parquet")
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"

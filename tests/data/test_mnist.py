@@ -131,7 +131,7 @@ def test_changed_files_are_not_taken(tmp_path: Path) -> None:
     assert "train-labels-idx1-ubyte has the MD5" in said[0]
 
 
-def test_without_any_source_scikit_learns_digits_stand_in_and_it_is_said(tmp_path: Path) -> None:
+def test_without_any_source_scikit_learns_digits_are_used_with_a_notice(tmp_path: Path) -> None:
     said: list[str] = []
     source = write_mnist(tmp_path / "out", SMALL, cache=tmp_path / "cache", say=said.append)
     assert source == "scikit-learn's digits, not MNIST"

@@ -158,7 +158,7 @@ def test_a_flipped_byte_never_gives_wrong_records(kind: str, tmp_path_factory: p
             noticed += 1
             continue
         assert records == expected, f"byte {position}"
-    # Parquet's footer has bytes that nobody reads; everywhere else each byte counts.
+    # Parquet's footer has unused bytes; everywhere else each byte counts.
     assert noticed == len(positions) or (kind == "parquet" and noticed > len(positions) // 2)
 
 

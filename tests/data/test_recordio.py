@@ -1,4 +1,4 @@
-"""RecordIO: the original format, the writer, and what a damaged file says."""
+"""RecordIO: the original format, the writer, and errors of damaged files."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_is_written_is_read(
     assert RecordIOFile(path).read(start, end) == records[start:end]
 
 
-def test_records_of_one_length_whose_prefixes_lie_are_not_cut_as_if_they_were_equal(tmp_path: Path) -> None:
+def test_records_of_one_length_with_wrong_prefixes_are_not_cut_as_if_they_were_equal(tmp_path: Path) -> None:
     # 4 + 6 and 4 + 2 bytes: together as long as two records of 4 bytes, which a look at the total alone would accept.
     path = tmp_path / "a.recordio"
     path.write_bytes(chunk([b"four", b"sixsix", b"to"], 0))
@@ -165,7 +165,7 @@ def test_snappy_streams_with_plain_and_skippable_frames_are_read() -> None:
     assert snappy.decompress(memoryview(snappy.compress(large))) == large
 
 
-def test_a_file_that_shrinks_while_it_is_read_says_so(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_while_it_is_read_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.recordio"
     path.write_bytes(chunk([b"one"], 0) + chunk([b"two"], 0))
     opened = RecordIOFile(path)

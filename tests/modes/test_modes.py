@@ -1,4 +1,4 @@
-"""Each mode does what it says, shown by whole jobs: their weights, and what their servers were asked."""
+"""Each mode as whole jobs: their weights, and the requests to their servers."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_killed_server_changes_not_one_bit(tmp_path: Path, data: Path) -> None
     killed = synchronous(
         tmp_path, TORCH, data, 2, optimizer="adam", checkpoint_steps=2, kill=at_versions((3, "ps"), (6, "ps"))
     )
-    assert killed.status.timeline == 3, "nobody went back"
+    assert killed.status.timeline == 3, "no rollback"
     killed.same(calm)
 
 
@@ -150,7 +150,7 @@ def test_gradients_that_are_old_move_the_model_less(tmp_path: Path, modulated: b
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_copy_that_the_worker_moves_itself_is_the_model(tmp_path: Path, data: Path, optimizer: str) -> None:
-    """One worker, so nobody else moves the model: pulling it less often must not make any difference."""
+    """One worker, so no other moves the model: pulling it less often must not make any difference."""
     knobs: dict[str, Any] = {"optimizer": optimizer, "num_epochs": 2, "aux_params": {"normalized": "true"}}
     every = whole_job(tmp_path, TORCH, data, **knobs)
     seldom = whole_job(tmp_path, TORCH, data, get_model_steps=5, **knobs)

@@ -85,7 +85,7 @@ class Outcome:
 
 
 class CountingService(Service):
-    """Counts the requests, and may be told to say so."""
+    """Counts the requests."""
 
     requests: Counter[type[Operation]]
 

@@ -200,7 +200,7 @@ class Oracle:
 
     def mark(self, view: int) -> None:
         self.pin(view)
-        removed = self.removed if self.marked else set()  # the first mark is everything: nobody had the others
+        removed = self.removed if self.marked else set()  # the first mark has everything
         self.marks[view], self.changed, self.removed, self.marked = (self.changed, removed), set(), set(), True
 
     def unmark(self, view: int) -> None:

@@ -1,4 +1,4 @@
-"""A worker that pushes batches to the servers it is told of until a fault point kills it."""
+"""A worker that pushes batches to the servers of its arguments until a fault point kills it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from elasticdl.ps.parameters import table_seed
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire import frames
 from tests.ps.oracle import Oracle
-from tests.ps.servers import SEED, TIMELINE, TOKEN, Servers, Trainer, model, serving, training
+from tests.ps.servers import SEED, TIMELINE, TOKEN, Servers, Trainer, export_ids, model, serving, training
 from tests.ps.stores import OPTIMIZERS
 
 SGD = model(OPTIMIZERS["sgd"])
@@ -163,7 +163,7 @@ def test_closed_shards_and_epochs_refuse_and_say_so() -> None:
         trainer.check()
 
 
-def test_a_push_of_a_lease_not_heard_of_waits_for_the_news() -> None:
+def test_a_push_of_an_unknown_lease_waits_until_the_server_knows_it() -> None:
     with serving(2) as servers, training(servers, SGD) as trainer:
         servers.open(servers=0)
         opener = threading.Timer(0.2, lambda: servers.open(servers=1))
@@ -181,7 +181,7 @@ def test_a_push_of_an_unknown_shard_is_refused_in_the_end_however_often_it_is_se
         assert 0.5 < time.monotonic() - began < 5
 
 
-def test_a_server_on_another_timeline_says_so() -> None:
+def test_a_server_on_another_timeline_answers_that() -> None:
     with serving(1) as servers, training(servers, SGD):
         old = servers.client(SGD, timeline=TIMELINE + 2)
         with pytest.raises(TimelineOver, match=f"timeline {TIMELINE + 2} is over; the current one is {TIMELINE}"):
@@ -215,7 +215,7 @@ def answering(answer: frames.Answer, *body: bytes) -> Iterator[str]:
         thread.join(10)
 
 
-def test_a_timeline_that_is_over_is_told_apart_from_a_refusal() -> None:
+def test_the_end_of_a_timeline_is_no_refusal() -> None:
     """A refusal gives the lease back; the end of a timeline means to wait for the next one."""
     with answering(frames.Over(), b"timeline 3 is over; the current one is 4") as address:
         client = Client([address], TOKEN, SGD, 3)
@@ -251,7 +251,7 @@ def test_a_client_moves_to_any_number_of_other_servers(count: int) -> None:
         np.testing.assert_array_equal(moves.pull()[0], weights - np.float32(0.05) * gradients)
         np.testing.assert_array_equal(moves.pull()[1], state + change)
         for name, (ids, _) in rows.items():
-            np.testing.assert_array_equal(moves.export_ids(name), np.unique(ids))
+            np.testing.assert_array_equal(export_ids(moves, name), np.unique(ids))
         moves.move(first.addresses, TIMELINE)
         trainer.check()
         trainer.step()
@@ -334,7 +334,7 @@ def test_a_push_waiting_behind_a_cut_is_called_off_at_once() -> None:
         assert time.monotonic() - began < 1
 
 
-def test_a_client_whose_servers_are_gone_can_be_called_off_before_its_first_word() -> None:
+def test_a_client_without_servers_can_be_interrupted_before_its_first_request() -> None:
     with serving(1) as servers:
         addresses = servers.addresses
     client = Client(addresses, TOKEN, SGD, TIMELINE)
@@ -349,7 +349,7 @@ def test_a_client_whose_servers_are_gone_can_be_called_off_before_its_first_word
     with pytest.raises(Interrupted):
         client.declare(np.zeros(client.trainable_size, np.float32), np.zeros(client.state_size, np.float32))
     client.close()
-    client.interrupt()  # a late word of the master disturbs nobody
+    client.interrupt()  # a late message of the master does no harm
 
 
 def test_ringing_often_never_blocks() -> None:
@@ -415,7 +415,7 @@ def test_a_view_shows_the_moment_it_was_pinned_while_training_goes_on(cut: tuple
     pinned = trainer.client.pull()
     known = np.arange(-60, 60)
     rows = {name: table.peek(known, 0) for name, table in trainer.truth.tables.items()}
-    ids_before = {name: trainer.client.export_ids(name) for name in rows}
+    ids_before = {name: export_ids(trainer.client, name) for name in rows}
     trainer.step(ids=5)
     weights, state, _ = trainer.client.pull(view=1)
     np.testing.assert_array_equal(weights, pinned[0])
@@ -424,8 +424,8 @@ def test_a_view_shows_the_moment_it_was_pinned_while_training_goes_on(cut: tuple
     for name, expected in rows.items():
         np.testing.assert_array_equal(trainer.client.rows(name, known, view=1), expected)
         trainer.client.rows(name, unborn, view=1)
-        assert not np.isin(unborn, trainer.client.export_ids(name)).any(), "an evaluation pull created rows"
-        assert set(ids_before[name]) <= set(trainer.client.export_ids(name))
+        assert not np.isin(unborn, export_ids(trainer.client, name)).any(), "an evaluation pull created rows"
+        assert set(ids_before[name]) <= set(export_ids(trainer.client, name))
     trainer.check()
     servers.direct(drop_view=pb.DropView(cut=1))
     with pytest.raises(Refused, match="this server has no view 1"):
@@ -472,7 +472,7 @@ def test_servers_that_stand_unequal_advance_to_the_same_batch(cut: tuple[Servers
     trainer.check()
 
 
-def test_directives_are_heard_while_pushes_pour_in() -> None:
+def test_directives_are_followed_while_many_pushes_arrive() -> None:
     with serving(1) as servers, training(servers, SGD) as trainer:
         stop = threading.Event()
 

@@ -83,7 +83,7 @@ def test_what_travels_encrypted_cannot_be_read_on_the_way() -> None:
 
 
 def _unanswered(client: Client, seconds: float = 0.5) -> None:
-    """It asks, nobody answers, and it can be called off."""
+    """Its request has no answer and can be interrupted."""
     given_up = threading.Event()
     client.called_off_by(given_up.is_set)
 

@@ -71,9 +71,9 @@ def test_no_message_harms_the_server_or_the_parameters(
     attacked: tuple[Trainer, Raw, Raw], sent: list[tuple[bytes, list[bytes]]], known: bool
 ) -> None:
     trainer, greeted, stranger = attacked
-    who = greeted if known else stranger
+    sender = greeted if known else stranger
     for header, body in sent:
-        who.socket.send_multipart([header, *body])
+        sender.socket.send_multipart([header, *body])
     trainer.step(ids=5)
     weights, state, version = trainer.client.pull()
     np.testing.assert_array_equal(weights, trainer.truth.weights)

@@ -26,7 +26,7 @@ def opened(attempt: int = 1, batches: int = 4) -> Ledger:
 
 
 def push(ledger: Ledger, batch: int, attempt: int = 1, index: int = 0, epoch: int = 0, timeline: int = 0) -> Verdict:
-    """Judge a push, and apply it if the verdict says so."""
+    """Judge a push, and apply it if that is the verdict."""
     asked = Push(timeline, epoch, index, attempt, batch)
     verdict = ledger.judge(asked).verdict
     if verdict is Verdict.APPLY:
@@ -69,7 +69,7 @@ def test_a_push_of_a_revoked_lease_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("index", "attempt"), [(0, 2), (7, 1)])
-def test_a_push_of_a_lease_not_heard_of_waits_until_it_is(index: int, attempt: int) -> None:
+def test_a_push_of_an_unknown_lease_waits_until_it_is_known(index: int, attempt: int) -> None:
     """The worker's grant may overtake the server's word of it."""
     ledger = opened()
     assert push(ledger, 0, attempt, index) is Verdict.WAIT
@@ -107,7 +107,7 @@ def restored(timeline: int, version: int = 0, **open_at: int) -> Ledger:
     return Ledger.restored(pb.Restore(timeline=timeline, version=version, open=shards))
 
 
-def test_of_a_push_in_another_timeline_its_sender_hears_that_it_is_over() -> None:
+def test_a_push_of_another_timeline_is_answered_that_it_is_over() -> None:
     ledger = restored(3, version=9, a=2)
     ledger.opened(SHARD, 5, 2, 4)
     for other in (0, 2, 4):
@@ -116,13 +116,13 @@ def test_of_a_push_in_another_timeline_its_sender_hears_that_it_is_over() -> Non
     assert push(ledger, 2, attempt=5, timeline=3) is Verdict.APPLY and ledger.version == 10
 
 
-def test_a_server_that_was_told_nothing_yet_answers_that() -> None:
+def test_a_server_without_a_timeline_answers_that() -> None:
     assert Ledger().judge(Push(1, 0, 0, 1, 0)).reason == "this server has not begun a timeline yet"
 
 
 def test_a_timeline_begins_where_its_checkpoint_stands() -> None:
     ledger = restored(2, version=7, a=2)
-    assert push(ledger, 2, attempt=9, timeline=2) is Verdict.WAIT, "nobody has a lease on it yet"
+    assert push(ledger, 2, attempt=9, timeline=2) is Verdict.WAIT, "no worker has a lease on it yet"
     ledger.opened(SHARD, 9, 2, 4)
     assert push(ledger, 1, attempt=9, timeline=2) is Verdict.REPEAT
     assert push(ledger, 2, attempt=9, timeline=2) is Verdict.APPLY
@@ -165,7 +165,7 @@ def test_what_the_master_does_not_list_is_closed_when_the_stream_is_back() -> No
     assert push(ledger, 0) is Verdict.REFUSE and push(ledger, 0, index=1) is Verdict.APPLY
 
 
-def test_a_server_that_lost_what_the_master_knows_of_says_so() -> None:
+def test_a_server_without_the_batches_that_the_master_expects_raises() -> None:
     with pytest.raises(ValueError, match="has none of its batches"):
         Ledger().opened(SHARD, 3, 2, 4)
 
@@ -193,7 +193,7 @@ def test_an_advance_lets_through_what_others_have_and_reports_again() -> None:
     assert ledger.report() == (1, {SHARD: 2})
 
 
-def test_a_hold_said_again_is_reported_again_and_an_old_release_changes_nothing() -> None:
+def test_a_repeated_hold_is_reported_again_and_an_old_release_changes_nothing() -> None:
     ledger = opened()
     ledger.hold(2, at=0)
     assert ledger.report() == (2, {SHARD: 0})
@@ -229,7 +229,7 @@ class CutsMachine(RuleBasedStateMachine):
         self.cuts = Cuts(tuple(self.servers))
         self.attempt = dict.fromkeys(self.SHARDS, 0)
         self.committed = dict.fromkeys(self.SHARDS, 0)
-        self.owner: dict[str, bool] = {}  # shards that somebody works on
+        self.owner: dict[str, bool] = {}  # shards with a worker
         self.acks: dict[str, set[str]] = {}
         self.done_cuts = 0
 
@@ -280,7 +280,7 @@ class CutsMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["s0", "s1", "s2"]))
     def stream_breaks(self, name: str) -> None:
-        """What was under way is lost; the server says Hello and is told how things stand."""
+        """Messages on their way are lost; the server sends Hello and receives the present state."""
         if name in self.servers:
             server = self.servers[name]
             server.inbox.clear()
@@ -355,7 +355,7 @@ class CutsMachine(RuleBasedStateMachine):
         if not hasattr(self, "servers"):
             return
         assert STATE.validate_json(STATE.dump_json(self.cuts)) == self.cuts
-        for _ in range(200):  # calm: everybody works, every word arrives
+        for _ in range(200):  # calm: all work, every message arrives
             for shard in self.SHARDS:
                 self.lease(shard)
             for name in self.servers:

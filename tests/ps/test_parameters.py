@@ -61,7 +61,7 @@ def test_a_pinned_view_stands_still_and_creates_no_rows() -> None:
         parameters.pull(5)
 
 
-def test_a_view_that_nobody_released_goes_when_the_next_is_pinned() -> None:
+def test_pinning_a_view_releases_older_views() -> None:
     """The word to drop it may be lost with a master; the copies it holds must not stay for ever."""
     parameters = Parameters(model(OPTIMIZERS["sgd"]), 0, 1, SEED)
     ids = np.arange(5000)
@@ -142,7 +142,7 @@ def test_rows_and_counts_that_were_not_pushed_for_long_go_by_themselves() -> Non
     assert len(parameters.tables[0]) == 1
 
 
-def test_a_table_too_large_is_told_by_name_with_what_to_set() -> None:
+def test_a_table_too_large_is_named_with_the_remedy() -> None:
     spec = ParametersSpec(variables=(), tables=(TableSpec(name="users", dim=2),), optimizer=OPTIMIZERS["sgd"])
     parameters = Parameters(spec, 0, 1, SEED)
     parameters.tables[0] = native_store(2, OPTIMIZERS["sgd"], max_rows=3)

@@ -31,7 +31,7 @@ def rounds(size: int = 2, epoch_batches: int = 5, tolerance: int = 0, opened: in
 
 
 def push(ledger: Rounds, index: int, on: int | None = None, attempt: int = 1, epoch: int = 0) -> Verdict:
-    """Judge a push of a batch, computed on its round's version unless told otherwise, and do what the verdict says."""
+    """Judge a push of a batch, computed on its round's version by default, and follow the verdict."""
     on = ledger.round_of(epoch, index) if on is None else on
     asked = Push(1, epoch, index, attempt, 0, on)
     verdict = ledger.judge(asked).verdict
@@ -102,7 +102,7 @@ def test_leases_count_as_in_asynchronous_training() -> None:
     assert ledger.judge(Push(1, 0, 9, 1, 0)).verdict is Verdict.REFUSE
 
 
-def test_a_cut_waits_for_the_round_that_has_begun_and_says_where_it_ends() -> None:
+def test_a_cut_waits_for_the_round_that_has_begun_and_reports_its_end() -> None:
     ledger = rounds()
     push(ledger, 0)
     ledger.hold(1, at=0)
@@ -127,7 +127,7 @@ def test_a_cut_between_two_rounds_holds_at_once() -> None:
     assert push(ledger, 2) is Verdict.WAIT
 
 
-def test_the_master_says_which_mode_it_is() -> None:
+def test_the_master_chooses_the_mode() -> None:
     restore = pb.Restore(timeline=4, version=7, round_batches=3, epoch_batches=10, tolerance=2)
     ledger = ledger_of(restore)
     assert isinstance(ledger, Rounds)
@@ -236,7 +236,7 @@ def test_a_rollback_forgets_what_was_kept(synchronous: tuple[Servers, Trainer]) 
 
 
 class Dying(Client):
-    """A worker that dies when its batch is on every server, and so many of them have heard that it is."""
+    """A worker that dies when every server has its batch and so many of them have its Confirm."""
 
     def __init__(self, servers: Servers, told: int) -> None:
         super().__init__(servers.addresses, TOKEN, ADAGRAD, TIMELINE + 1)
@@ -275,7 +275,7 @@ def trained(servers: Servers, told: int = 2, dies_at: int | None = None) -> list
                 ahead = after if told else before
                 assert [s.ledger.version for s in servers.services] == [ahead, before]
                 servers.open(index, attempt=2, batches=1)
-                if ahead > before:  # somebody waits for the next version, of which one server has its part
+                if ahead > before:  # a client waits for the next version, which one server has
                     pull = stack.enter_context(ThreadPoolExecutor(1)).submit(waiting.pull, at_least=after)
                     assert train(worker, index, attempt=2) == after
                     assert pull.result(10)[2] == after

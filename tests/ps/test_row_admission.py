@@ -97,7 +97,7 @@ def test_rows_that_no_push_moved_for_long_are_evicted_and_the_others_stay_as_the
     for step, part in enumerate(np.array_split(ids, 10), 1):
         store.push(part, ones(part), 0.1, step)
     pulled(store, ids_of(500), 2)  # born at step 10
-    pulled(store, ids_of(3), 2)  # a pull makes nobody younger
+    pulled(store, ids_of(3), 2)  # a pull does not reset the age
     kept, before = np.append(ids[60:], 500), peeked(store, np.append(ids[60:], 500), 2)
     assert store.evict(7) == 60
     assert sorted(store.export_rows(0, 1000)[0].tolist()) == kept.tolist()

@@ -1,4 +1,4 @@
-"""What a row store takes of the machine's memory, and what it says when there is no more."""
+"""The memory that a row store uses, and its error when there is no more."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_resident_bytes_of_a_million_rows_stay_within_half_again_of_their_payloa
     assert real <= 1.6  # what the kernel counts, with the batch's own arrays
 
 
-def test_out_of_memory_says_how_many_rows_and_bytes_there_were() -> None:
+def test_an_out_of_memory_error_has_the_number_of_rows_and_bytes() -> None:
     program = """
         import resource, numpy as np
         from tests.ps.stores import OPTIMIZERS, native_store

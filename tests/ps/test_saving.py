@@ -1,4 +1,4 @@
-"""A server writes its part while training goes on, and only what changed: together the files are all there is."""
+"""A server writes only what changed while training goes on; the files together hold everything."""
 
 from __future__ import annotations
 

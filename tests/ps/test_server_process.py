@@ -23,7 +23,7 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.ps import connections
 from elasticdl.ps.client import Batch, Client
 from elasticdl.wire import control_pb2 as pb
-from tests.ps.servers import TIMELINE, Numpy, Trainer, model, serving
+from tests.ps.servers import TIMELINE, Numpy, Trainer, export_ids, model, serving
 from tests.ps.stores import OPTIMIZERS
 from tests.wire.loopback import TOKEN, Hall, Proxy
 
@@ -85,9 +85,9 @@ def processes(tmp_path: Path, count: int, **more: Any) -> Iterator[tuple[Hosted,
 
 
 def joined(host: Hosted, count: int) -> list[str]:
-    """The addresses of all servers once each has said Hello and begun the first timeline."""
+    """The addresses of all servers once each has sent Hello and begun the first timeline."""
     heard = [host.do(host.hall.hear(e.ReplicaJoined)) for _ in range(count)]
-    assert {h.timeline for h in heard} == {0}, "they have yet to be told where to begin"
+    assert {h.timeline for h in heard} == {0}, "they have not begun a timeline"
     for h in heard:
         host.send(h.name, restore=pb.Restore(timeline=TIMELINE))
     restored = [host.do(host.hall.hear(e.ServerRestored)) for _ in range(count)]
@@ -123,7 +123,7 @@ def test_real_processes_train_like_one_machine_and_survive_being_frozen(tmp_path
         assert version == 12
         np.testing.assert_array_equal(got, truth.weights)
         for name, table in truth.tables.items():
-            ids = client.export_ids(name)
+            ids = export_ids(client, name)
             np.testing.assert_array_equal(ids, sorted(table.rows))
             np.testing.assert_array_equal(client.rows(name, ids), table.peek(ids, 0))
         client.close()
@@ -132,7 +132,7 @@ def test_real_processes_train_like_one_machine_and_survive_being_frozen(tmp_path
         assert [s.wait(15) for s in servers] == [0, 0]
 
 
-def test_a_server_that_cannot_read_its_checkpoint_says_why_and_waits_for_another(tmp_path: Path) -> None:
+def test_a_server_that_cannot_read_its_checkpoint_reports_why_and_waits_for_another(tmp_path: Path) -> None:
     with processes(tmp_path, 1) as (host, (server,)):
         joined(host, 1)
         nothing = tmp_path / "nothing"
@@ -145,7 +145,7 @@ def test_a_server_that_cannot_read_its_checkpoint_says_why_and_waits_for_another
         assert server.wait(15) == 0
 
 
-def test_a_server_told_to_go_asks_to_be_saved_and_told_twice_goes_at_once(tmp_path: Path) -> None:
+def test_a_server_asks_to_be_saved_at_sigterm_and_ends_at_the_second_one(tmp_path: Path) -> None:
     with processes(tmp_path, 1) as (host, (server,)):
         joined(host, 1)
         server.send_signal(signal.SIGTERM)
@@ -155,7 +155,7 @@ def test_a_server_told_to_go_asks_to_be_saved_and_told_twice_goes_at_once(tmp_pa
         assert server.wait(15) == 128 + signal.SIGTERM
 
 
-def test_a_server_told_to_go_without_a_master_goes_at_once(tmp_path: Path) -> None:
+def test_a_server_without_a_master_ends_at_sigterm(tmp_path: Path) -> None:
     with processes(tmp_path, 1) as (host, (server,)):
         joined(host, 1)
         host.do(host.hall.stop())
@@ -168,7 +168,7 @@ def test_a_server_whose_master_stays_away_ends_with_the_reason(tmp_path: Path) -
         joined(host, 1)
         host.do(host.hall.stop())
         _, text = server.communicate(timeout=20)
-        assert server.returncode == 143  # as if it had been told to go: nobody counts it as a crash
+        assert server.returncode == 143  # as after SIGTERM: the master does not count it as a crash
         assert f"no master at {host.hall.address}" in text
         assert "Traceback" not in text
 

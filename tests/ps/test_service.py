@@ -21,7 +21,7 @@ SPEC = model(OPTIMIZERS["sgd"])
 
 
 class Raw:
-    """A socket that says whatever it is told."""
+    """A socket that sends any message."""
 
     def __init__(self, address: str, greet: bool = True) -> None:
         self._context = zmq.Context()
@@ -93,7 +93,7 @@ def test_nothing_is_answered_before_the_token(server: Server) -> None:
     stranger.close()
 
 
-def test_a_server_without_a_model_says_so() -> None:
+def test_a_server_without_a_model_refuses_a_pull() -> None:
     with serving(1) as servers:
         raw = Raw(servers.addresses[0])
         assert raw.refused(frames.Pull()) == "no worker has declared the model yet"
@@ -182,7 +182,7 @@ def test_ids_in_unaligned_frames_are_read_right(server: Server) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_garbage_disturbs_nobody(server: Server, seed: int) -> None:
+def test_random_bytes_do_no_harm(server: Server, seed: int) -> None:
     servers, trainer, raw = server
     rng = random.Random(seed)
     stranger = Raw(servers.addresses[0], greet=False)
@@ -212,7 +212,7 @@ def test_garbage_disturbs_nobody(server: Server, seed: int) -> None:
     assert raw.ask(frames.Pull())[0] == frames.Done(1)
 
 
-def test_real_messages_cut_short_at_every_place_disturb_nobody(server: Server) -> None:
+def test_messages_truncated_at_every_place_do_no_harm(server: Server) -> None:
     _, trainer, raw = server
     gradients, state, rows = trainer.batch()
     arrays = [gradients, state, *(a for pair in rows.values() for a in pair)]

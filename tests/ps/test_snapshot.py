@@ -373,7 +373,7 @@ def test_after_a_full_disk_training_goes_on_and_the_next_checkpoint_is_whole(tmp
             heir.check()
 
 
-def test_asked_again_a_server_says_again_what_it_wrote(tmp_path: Path) -> None:
+def test_a_server_that_is_asked_again_reports_its_part_again(tmp_path: Path) -> None:
     with serving(1) as servers, training(servers, model(OPTIMIZERS["sgd"])) as trainer:
         servers.open()
         trainer.step()

@@ -1,4 +1,4 @@
-"""A control server in a process of its own, for a test to freeze: prints its port, says Welcome and waits."""
+"""A control server in a process of its own, for a test to freeze: prints its port, sends Welcome and waits."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def progress(next_batch: int) -> pb.FromReplica:
 
 
 class Hall:
-    """A master's streams without a master: what they hear is kept."""
+    """A master's streams without a master; keeps the messages that they receive."""
 
     def __init__(
         self, admits: Callable[[str, str], bool] = lambda name, incarnation: True, status_seconds: float = 0.02,
@@ -148,7 +148,7 @@ async def raw_stream(address: str, token: str | None = TOKEN) -> AsyncIterator[A
 
 
 class Proxy:
-    """Forwards TCP to another port of this machine, until told otherwise."""
+    """Forwards TCP to another port of this machine, until it is stopped."""
 
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port

@@ -70,7 +70,7 @@ def started(host: Host) -> Iterator[Callable[..., Control]]:
         control.close()
         control.close()
         assert time.monotonic() - began < 5
-        control.leave()  # a signal that comes late disturbs nobody
+        control.leave()  # a late signal does no harm
         assert not control._thread.is_alive()
 
 
@@ -81,7 +81,7 @@ def grant(shard: str = "train/0/0", batches: int = 2) -> pb.Grant:
     return pb.Grant(shard=shard, attempt=1, kind="train", stop=8, batches=batches)
 
 
-def test_what_a_worker_said_last_is_heard(host: Host, started: Start) -> None:
+def test_the_last_message_of_a_worker_arrives(host: Host, started: Start) -> None:
     control = started()
     host.hear(e.ReplicaJoined)
     host.send(members=pb.Members(servers=["tcp://a"]))

@@ -54,7 +54,7 @@ def test_it_waits_for_a_master_that_is_not_there_yet(run: Run, monkeypatch: pyte
     run(story())
 
 
-def test_a_master_that_stays_away_and_one_that_does_not_know_it_are_told_apart(
+def test_an_absent_master_and_one_that_refuses_raise_different_errors(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:

@@ -59,7 +59,9 @@ def test_hello_comes_first_and_is_answered_with_welcome(run: Run) -> None:
         (TOKEN, lambda: progress(1), "a stream starts with Hello"),
     ],
 )
-def test_a_refusal_is_final_and_says_why(run: Run, token: str, say: Callable[[], pb.FromReplica], reason: str) -> None:
+def test_a_refusal_is_final_and_has_a_reason(
+    run: Run, token: str, say: Callable[[], pb.FromReplica], reason: str
+) -> None:
     async def story() -> None:
         said = 0
 
@@ -104,7 +106,7 @@ def test_a_stream_that_ends_before_hello_is_refused_and_leaves_no_error_in_the_l
     assert not [r for r in caplog.records if r.levelname == "ERROR"]
 
 
-def test_a_master_that_returns_on_the_same_port_is_told_what_is_held_now(run: Run) -> None:
+def test_a_master_that_returns_on_the_same_port_receives_the_present_holdings(run: Run) -> None:
     async def story() -> None:
         held = 0
 
@@ -179,7 +181,7 @@ def test_keepalive_notices_a_frozen_master_and_takes_it_back_when_it_thaws(run: 
 
 
 def test_a_quiet_stream_is_left_alone_by_keepalive(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gRPC servers cut clients that ping a silent stream often, unless told that it is wanted."""
+    """gRPC servers disconnect clients that often ping a silent stream, unless options allow it."""
     monkeypatch.setattr("elasticdl.wire.link.REPORT_SECONDS", 3600)
 
     async def story() -> None:
@@ -193,7 +195,7 @@ def test_a_quiet_stream_is_left_alone_by_keepalive(run: Run, monkeypatch: pytest
     run(story())
 
 
-def test_a_replica_says_what_it_uses_for_as_long_as_it_is_connected(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_reports_its_usage_while_it_is_connected(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elasticdl.wire.link.REPORT_SECONDS", 0.05)
 
     async def story() -> None:
@@ -239,7 +241,7 @@ def test_a_master_that_is_silent_by_trade_is_not_taken_for_one_that_is_away(run:
     run(story())
 
 
-def test_what_is_sent_without_a_stream_is_dropped_and_hello_says_what_matters(run: Run) -> None:
+def test_a_message_without_a_stream_is_dropped_and_hello_repeats_what_matters(run: Run) -> None:
     async def story() -> None:
         async with Hall() as hall, Replica(hall.address) as replica:
             await hall.hear(e.ReplicaJoined)
@@ -269,7 +271,7 @@ def test_close_returns_when_the_master_has_read_everything(run: Run) -> None:
     run(story())
 
 
-def test_who_closes_while_the_master_is_away_says_hello_once_more(run: Run) -> None:
+def test_a_link_that_closes_while_the_master_is_away_sends_hello_once_more(run: Run) -> None:
     """A worker that leaves while the master restarts still gets its last word out."""
 
     async def story() -> None:

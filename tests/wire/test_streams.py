@@ -36,7 +36,7 @@ def test_a_second_stream_of_a_replica_takes_the_first_ones_place(run: Run) -> No
     run(story())
 
 
-def test_what_the_replaced_stream_still_says_is_ignored(run: Run) -> None:
+def test_messages_of_a_replaced_stream_are_ignored(run: Run) -> None:
     async def story() -> None:
         async with (
             Hall() as hall,
@@ -100,7 +100,7 @@ def test_a_replica_that_stops_writing_is_dropped(run: Run) -> None:
     run(story())
 
 
-def test_broadcast_reaches_everybody_and_newcomers_hear_that_it_is_over(run: Run) -> None:
+def test_a_broadcast_reaches_all_streams_and_later_ones_get_the_end(run: Run) -> None:
     async def story() -> None:
         async with Hall() as hall, raw_stream(hall.address) as one, raw_stream(hall.address) as two:
             await one.write(hello())
@@ -126,7 +126,7 @@ def test_watchers_get_statuses_and_a_last_one(run: Run) -> None:
             assert seen[:3] == [1, 2, 3]
             assert len(seen) > 3 and seen[-1] == hall.statuses
             late = control.Watch(pb.WatchRequest(), metadata=auth.metadata(TOKEN))
-            assert len([s async for s in late]) == 1, "who comes late still gets the last status"
+            assert len([s async for s in late]) == 1, "a late client still gets the last status"
 
     run(story())
 
@@ -154,10 +154,10 @@ def test_a_token_is_compared_whole() -> None:
     assert not auth.authentic("abc", (("elasticdl-token", b"\xff\xfe"),))
 
 
-def test_streams_send_nothing_to_who_is_not_there(run: Run) -> None:
+def test_messages_to_an_unconnected_replica_are_dropped(run: Run) -> None:
     async def story() -> None:
         async with Hall() as hall:
-            hall.streams.send("nobody", pb.ToReplica())
+            hall.streams.send("unknown", pb.ToReplica())
             await asyncio.sleep(0)
             assert hall.heard.empty()
 

@@ -1,4 +1,4 @@
-"""The committed stubs say what control.proto says: checked without a compiler or the network."""
+"""The committed stubs match control.proto; checked without a compiler or the network."""
 
 from __future__ import annotations
 

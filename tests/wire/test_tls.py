@@ -1,4 +1,4 @@
-"""The control plane with TLS: who trusts the job's certificate gets through, and nobody else is heard."""
+"""The control plane with TLS: only clients that trust the job's certificate reach the master."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def test_a_replica_with_the_certificate_is_welcomed_whatever_address_it_came_by(
 
 
 @pytest.mark.parametrize("certificate", [None, tls.make("elasticdl-j-master")[0]], ids=["plain text", "another one"])
-def test_who_does_not_trust_this_certificate_says_nothing_to_the_master(run: Run, certificate: str | None) -> None:
+def test_a_client_that_does_not_trust_the_certificate_sends_nothing_to_the_master(
+    run: Run, certificate: str | None
+) -> None:
     async def story() -> None:
         async with secure_hall() as hall, quick(hall.address, certificate) as replica:
             with pytest.raises(Unreachable, match="no master at"):
@@ -58,7 +60,7 @@ def test_who_does_not_trust_this_certificate_says_nothing_to_the_master(run: Run
 
 
 def test_a_master_without_the_key_is_not_spoken_to(run: Run) -> None:
-    """It takes the master's place on the network, and hears neither the token nor a word."""
+    """It takes the master's place on the network and receives neither the token nor a message."""
     seen: list[bytes] = []
 
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""What a process says it uses of its machine."""
+"""The usage that a process reports."""
 
 from __future__ import annotations
 
