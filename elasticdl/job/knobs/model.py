@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from elasticdl.job.knob import KnobGroup, knob
 from elasticdl.job.values import ModelDefinition, ModelFile, Params, Symbol, Text
+
+
+def _symbol(name: str, does: str, what: str = "function") -> Any:
+    return knob(name, f"The {what} of the model file that {does}.", metavar="SYMBOL")
 
 
 class ModelKnobs(KnobGroup):
@@ -28,24 +32,12 @@ class ModelKnobs(KnobGroup):
         "The path of a model file with custom_model() in it; an older form of --model_zoo and --model_def.",
         metavar="FILE",
     )
-    feed: Symbol = knob(
-        "feed", "The function of the model file that turns raw records into features and labels.", metavar="SYMBOL"
-    )
-    loss: Symbol = knob("loss", "The function of the model file that computes the loss.", metavar="SYMBOL")
-    optimizer: Symbol = knob(
-        "optimizer", "The function of the model file that returns the optimizer.", metavar="SYMBOL"
-    )
-    eval_metrics_fn: Symbol = knob(
-        "eval_metrics_fn", "The function of the model file that returns the evaluation metrics.", metavar="SYMBOL"
-    )
-    callbacks: Symbol = knob(
-        "callbacks",
-        "The function of the model file that returns callbacks, such as a LearningRateScheduler.",
-        metavar="SYMBOL",
-    )
-    custom_data_reader: Symbol = knob(
-        "custom_data_reader", "The class of the model file that reads data in a format of its own.", metavar="SYMBOL"
-    )
+    feed: Symbol = _symbol("feed", "turns raw records into features and labels")
+    loss: Symbol = _symbol("loss", "computes the loss")
+    optimizer: Symbol = _symbol("optimizer", "returns the optimizer")
+    eval_metrics_fn: Symbol = _symbol("eval_metrics_fn", "returns the evaluation metrics")
+    callbacks: Symbol = _symbol("callbacks", "returns callbacks, such as a LearningRateScheduler")
+    custom_data_reader: Symbol = _symbol("custom_data_reader", "reads data in a format of its own", "class")
     prediction_outputs_processor: Symbol = knob(
         "PredictionOutputsProcessor",
         "The class of the model file that receives the predictions.",
