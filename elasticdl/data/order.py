@@ -111,11 +111,6 @@ class EpochOrder:
         firsts = numbers[heads] - offsets
         return list(zip(files[heads].tolist(), firsts.tolist(), (firsts + (tails - heads)).tolist(), strict=True))
 
-    def locate(self, number: int) -> tuple[int, int]:
-        """The file index of a global record number, and its number inside that file."""
-        file = int(np.searchsorted(self._file_ends, number, side="right"))
-        return file, number - (int(self._file_ends[file - 1]) if file else 0)
-
     def _places(self, number: int, start: int, stop: int) -> Int64s:
         """The part of window `number` that covers positions start..stop, as positions among the permuted blocks."""
         begin = number * self._window

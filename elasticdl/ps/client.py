@@ -60,8 +60,8 @@ class Client:
 
     def _place(self) -> None:
         self.servers = len(self._connections.addresses)
-        self._trainable = [gather_index(p) for p in place(self._trainable_variables, self.servers)]
-        self._state = [gather_index(p) for p in place(self._state_variables, self.servers)]
+        trainable, state = place(self._trainable_variables, self.servers), place(self._state_variables, self.servers)
+        self._slices = [(gather_index(t), gather_index(s)) for t, s in zip(trainable, state, strict=True)]
 
     @property
     def timeline(self) -> int:
@@ -83,7 +83,7 @@ class Client:
     def declare(self, trainable: Floats, state: Floats) -> None:
         """Send the model's shapes and first values to every server, which takes the values only if it has none."""
         text = self.spec.model_dump_json().encode()
-        self._ask_all(frames.Declare(), [[text, trainable[t], state[s]] for t, s in self._slices()])
+        self._ask_all(frames.Declare(), [[text, trainable[t], state[s]] for t, s in self._slices])
 
     def pull(self, view: int = 0, at_least: int = 0) -> tuple[Floats, Floats, int]:
         """All dense values, the state and the lowest version among the servers, each at version `at_least` or later."""
@@ -99,7 +99,7 @@ class Client:
         trainable = np.empty(self.trainable_size, np.float32)
         state = np.empty(self.state_size, np.float32)
         slots = np.empty((self.spec.optimizer.slots if pull.slots else 0, self.trainable_size), np.float32)
-        for (mine, also_mine), (_, body) in zip(self._slices(), replies, strict=True):
+        for (mine, also_mine), (_, body) in zip(self._slices, replies, strict=True):
             trainable[mine] = floats(body[0], len(mine), "dense values")
             state[also_mine] = floats(body[1], len(also_mine), "state")
             if len(slots):
@@ -137,7 +137,7 @@ class Client:
         `version`, `records` and `rate` are those of `frames.Push`. Raises Refused when the lease is no longer valid,
         TimelineOver after a rollback, Stale when the version is too old for synchronous training.
         """
-        bodies: list[list[Any]] = [[gradients[t], state[s]] for t, s in self._slices()]
+        bodies: list[list[Any]] = [[gradients[t], state[s]] for t, s in self._slices]
         for table in self.spec.tables:
             found, grads = rows.get(table.name, (np.empty(0, np.int64), np.empty((0, table.dim), np.float32)))
             found, grads = np.ascontiguousarray(found, np.int64), np.ascontiguousarray(grads, np.float32)
@@ -169,9 +169,6 @@ class Client:
 
         self._connections.ask(frames.Export(number, start), [(server, [])], take)
         return got[0]
-
-    def _slices(self) -> list[tuple[Ids, Ids]]:
-        return list(zip(self._trainable, self._state, strict=True))
 
     def _ask_all(self, operation: frames.Operation, bodies: Sequence[Sequence[Any]] | None = None) -> list[Reply]:
         """One request to every server; their answers in the order of the servers."""

@@ -173,7 +173,7 @@ class Connections:
                 received = self._sockets[server].recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            header = frames.answer(received[0].buffer)
+            header = frames.read(received[0].buffer, frames.ANSWERS)
             if header.request not in pending.unanswered:
                 continue  # the second answer to a request that was sent twice
             body = frames.joined([f.buffer for f in received[1:]])

@@ -77,7 +77,7 @@ class Endpoint:
             try:
                 if not parts:
                     raise frames.BadFrame("the message has no frames")
-                header = frames.operation(parts[0].buffer)
+                header = frames.read(parts[0].buffer, frames.OPERATIONS)
                 yield Request(bytes(sender.buffer), header, frames.joined([p.buffer for p in parts[1:]]))
             except frames.BadFrame as error:
                 log.warning("Refused a message: %s", error)

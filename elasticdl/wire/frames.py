@@ -162,17 +162,8 @@ class Header(Generic[M]):
         return m.layout.pack(MAGIC, m.code, self.request, self.timeline, *vars(m).values())
 
 
-def operation(frame: bytes | memoryview) -> Header[Operation]:
-    """The header of a request."""
-    return _header(frame, OPERATIONS)
-
-
-def answer(frame: bytes | memoryview) -> Header[Answer]:
-    """The header of an answer."""
-    return _header(frame, ANSWERS)
-
-
-def _header(frame: bytes | memoryview, known: Mapping[int, type[M]]) -> Header[M]:
+def read(frame: bytes | memoryview, known: Mapping[int, type[M]]) -> Header[M]:
+    """The header of a request (`known`: OPERATIONS) or of an answer (ANSWERS)."""
     if len(frame) < _START.size:
         raise BadFrame(f"the header has {len(frame)} bytes, expected at least {_START.size}")
     if frame[: len(MAGIC)] != MAGIC:

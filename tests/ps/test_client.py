@@ -200,7 +200,7 @@ def answering(answer: frames.Answer, *body: bytes) -> Iterator[str]:
         with contextlib.suppress(zmq.ContextTerminated):
             for n in range(100):
                 sender, header, *_ = server.recv_multipart()
-                asked = frames.operation(header)
+                asked = frames.read(header, frames.OPERATIONS)
                 said = frames.Header(asked.request, asked.timeline, answer if n else frames.Done(0))
                 server.send_multipart([sender, said.pack(), *(body if n else ())])
         server.close(0)

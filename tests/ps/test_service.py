@@ -40,7 +40,7 @@ class Raw:
         self.socket.send_multipart([frames.Header(self.requests, timeline, operation).pack(), *body])
         while True:
             received = self.socket.recv_multipart()
-            header = frames.answer(received[0])
+            header = frames.read(received[0], frames.ANSWERS)
             if header.request == self.requests:
                 return header.message, received[1:]
 
