@@ -33,6 +33,7 @@ from elasticdl.collective.shared import segment
 from elasticdl.core import steps
 from elasticdl.core.plan import BadRecord
 from elasticdl.errors import CalledOff, DataError, ElasticDLError, GroupBroken, JobFailed, ModelError
+from elasticdl.wire import control_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -348,7 +349,7 @@ class Elastic:
         self._control.doing("apply")
 
     def _unfit(self, reason: str, cause: Exception | None = None) -> None:
-        self._control.send(lambda s: s.unfit(reason))
+        self._control.send(lambda _: [pb.FromReplica(unfit=pb.Unfit(error=reason))])
         raise JobFailed(reason) from cause
 
     # Evaluations, checkpoints and the export.

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -172,12 +171,8 @@ def connect(spec: JobSpec, replica: str, device: torch.device) -> WorldControl:
     control = WorldControl(
         session, os.environ[names.ENV_MASTER_ADDR], os.environ[names.ENV_TOKEN], certificate=certificate
     )
-
-    def leave(_signum: int, _frame: FrameType | None) -> None:
-        control.leave()
-
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, leave)
+        signal.signal(signal.SIGTERM, lambda _signum, _frame: control.leave())
     control.start()
     sys.stdout.flush()
     return control

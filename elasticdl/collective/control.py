@@ -201,10 +201,8 @@ class WorldControl(SharedSession):
         super().__init__(session, clock)
         self._link = Link(address, token, self._hello, self._receive, session.grace_seconds, certificate=certificate)
         self._thread = ControlThread(self._link, self._fail, self._pulse)
+        self.start = self._thread.start
         session.disconnected(clock())
-
-    def start(self) -> None:
-        self._thread.start()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         self._thread.close(seconds)

@@ -292,7 +292,7 @@ def gather_bytes(group: Group, mine: bytes) -> list[bytes]:
         for peer, announced in zip(peers, lengths, strict=True):
             count = int(announced.wait().item())
             if not 0 <= count <= _MOST_GATHERED_BYTES:
-                raise GroupBroken(f"{group.members[peer]} announces {count} bytes", [group.members[peer]])
+                raise GroupBroken(f"{group.members[peer]} announced a message of {count} bytes", [group.members[peer]])
             found[peer] = b""
             if count:
                 coming[peer] = link.receive(torch.empty(count, dtype=torch.uint8), peer, _BYTES)

@@ -131,7 +131,7 @@ class WorldSession:
                 return Todo.LEAVE
             if not world.formed:
                 return Todo.BUILD
-        if self.save_due() is not None:
+        if self.saving.due(world.state[1]) is not None:
             return Todo.SAVE
         if world.current is not None:
             if idle:
@@ -143,10 +143,6 @@ class WorldSession:
             return Todo.WAIT if world.answered else Todo.CONFIRM
         # Others may need what a leaving worker writes or holds; the master tells when they do not.
         return Todo.END if self.leaving and not (self.saving.unsettled or world.needed) else Todo.WAIT
-
-    def save_due(self) -> pb.Save | None:
-        """The checkpoint to write now."""
-        return self.saving.due(self.world.state[1])
 
     # What the worker does.
 
@@ -198,7 +194,3 @@ class WorldSession:
             return []
         self.bad_records[record] = pb.SetAside(record=record, name=name, error=error)
         return [pb.FromReplica(set_aside=self.bad_records[record])]
-
-    def unfit(self, error: str) -> list[pb.FromReplica]:
-        """The user's model or data is wrong: it would fail on any other worker, too."""
-        return [pb.FromReplica(unfit=pb.Unfit(error=error))]

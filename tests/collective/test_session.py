@@ -369,7 +369,7 @@ def test_a_save_waits_for_its_step() -> None:
     assert it.todo() is Todo.TRAIN
     it.commit(0.5, 0.1, stop=False)
     assert it.todo() is Todo.SAVE
-    due = it.save_due()
+    due = it.saving.due(it.world.state[1])
     assert due is not None and due.cut == 1
 
 
