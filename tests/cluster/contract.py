@@ -1,4 +1,4 @@
-"""What every `Cluster` promises, as one suite of tests."""
+"""The contract of every `Cluster`, as one suite of tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Play = Callable[[Story], None]
 
 
 class ClusterContract:
-    """Subclasses say which stage to play on."""
+    """Subclasses name the stage."""
 
     stage: Callable[[Path], AbstractAsyncContextManager[Stage]]
     deadline_seconds = 30.0

@@ -8,7 +8,7 @@ from elasticdl.cluster import Cluster, ReplicaPhase, ReplicaStatus
 
 
 async def hear(cluster: Cluster, name: str, phase: ReplicaPhase, other_than_uid: str = "") -> ReplicaStatus:
-    """The first status of this replica in this phase, of another process than the one given."""
+    """The first status of this replica in this phase, not of the process with this uid."""
     async with contextlib.aclosing(cluster.events()) as events:
         async for status in events:
             if status.name == name and status.phase is phase and status.uid != other_than_uid:

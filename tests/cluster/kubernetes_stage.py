@@ -1,4 +1,4 @@
-"""A namespace of a real Kubernetes cluster as a stage: pods that wait for orders, given with kubectl."""
+"""A namespace of a real Kubernetes cluster as a stage: pods that wait for orders from kubectl."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MANIFESTS = Path(__file__).parents[2] / "manifests"
 
 
 def kubectl(*words: str, namespace: str | None = None, stdin: str | None = None, fails: bool = False) -> str:
-    """What kubectl printed; `fails`: it may."""
+    """The output of kubectl; `fails`: it may fail."""
     where = [*WHERE, *(["-n", namespace] if namespace else [])]
     done = subprocess.run(["kubectl", *where, *words], input=stdin, capture_output=True, text=True, timeout=120)
     assert fails or done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}"
@@ -47,13 +47,13 @@ def kubectl(*words: str, namespace: str | None = None, stdin: str | None = None,
 
 
 async def kubectl_soon(*words: str, **how: Any) -> str:
-    """The same, without holding up what else is going on."""
+    """`kubectl` without blocking the event loop."""
     return await asyncio.to_thread(functools.partial(kubectl, *words, **how))
 
 
 @functools.cache
 def trouble() -> str:
-    """Why there is no cluster to test against; empty when there is one."""
+    """Why there is no cluster to test on; empty if there is one."""
     try:
         kubectl("get", "--raw", "/readyz", "--request-timeout=5s")
     except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
@@ -62,7 +62,7 @@ def trouble() -> str:
 
 
 def require_cluster() -> None:
-    """Skip where no cluster is reachable; fail there when one was asked for with ELASTICDL_K8S=1."""
+    """Skip if no cluster is reachable; fail if ELASTICDL_K8S=1 requires one."""
     if why := trouble():
         if os.environ.get("ELASTICDL_K8S") == "1":
             pytest.fail(f"no Kubernetes cluster is reachable: {why}")
@@ -82,7 +82,7 @@ def own_namespace() -> Iterator[str]:
 
 
 def pod_of(request: ReplicaRequest, **spec: Any) -> dict[str, Any]:
-    """A small pod; `spec` is laid over its spec."""
+    """A small pod; `spec` is merged into its spec."""
     container = {
         "name": CONTAINER,
         "image": IMAGE,
@@ -114,7 +114,7 @@ def as_account(found: Credentials, namespace: str, account: str) -> Credentials:
 
 
 def grant(objects: list[dict[str, Any]], namespace: str, account: str) -> None:
-    """Apply manifest objects there, and wait until the API server acts upon them."""
+    """Apply manifest objects, and wait until they are effective."""
     text = yaml.safe_dump_all(objects).replace("namespace: default", f"namespace: {namespace}")
     kubectl("apply", "-f", "-", namespace=namespace, stdin=text)
     user = f"--as=system:serviceaccount:{namespace}:{account}"
@@ -155,7 +155,7 @@ class KubernetesStage:
         return ReplicaRequest(name, "worker", 7, ("sh", "-c", script), {})
 
     async def ready(self, name: str, then: str = "") -> None:
-        """When it is ready, it runs `then`."""
+        """Wait until the replica is ready and has run `then`."""
         await hear(self.cluster, name, ReplicaPhase.RUNNING)
         script = f"until [ -e /tmp/orders ]; do sleep 0.05; done; {then} echo there"
         async with asyncio.timeout(30):  # a running container cannot always be entered at once
@@ -174,7 +174,7 @@ class KubernetesStage:
         return await kubectl_soon("exec", name, "--", "sh", "-c", script, namespace=self.namespace)
 
     def check_ended_by(self, exit: Exit, number: signal.Signals, because: str = "") -> None:
-        """A kubelet before 1.22 may have forgotten how a pod ended that was deleted; then that is what is said."""
+        """A kubelet before 1.22 may have forgotten how a deleted pod ended; then the reason says so."""
         if exit.signal is None:
             assert exit.reason in {f"{how}: Kubernetes did not keep its exit status" for how in ("stopped", "killed")}
             assert exit.from_outside

@@ -1,4 +1,4 @@
-"""Stages for the contract suite: a cluster together with the power to make its replicas do things."""
+"""Stages for the contract suite: a cluster, and means to control its replicas."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class Stage(Protocol):
     def another_client(self) -> Cluster: ...
 
     def request(self, name: str, *, stubborn: bool = False) -> ReplicaRequest:
-        """A replica that runs until it is told to end; a stubborn one ignores SIGTERM."""
+        """A replica that runs until `end`; a stubborn one ignores SIGTERM."""
 
     async def ready(self, name: str) -> None:
-        """Wait until the replica has set itself up."""
+        """Wait until the replica has started."""
 
     async def end(self, name: str, code: int) -> None: ...
 
     async def signal(self, name: str, number: signal.Signals) -> None: ...
 
-    least_grace_seconds: float  # what a stop gives at least
+    least_grace_seconds: float  # the least that a stop gives
 
     def check_ended_by(self, exit: Exit, number: signal.Signals, because: str = "") -> None:
-        """That a stop or a kill ended it so."""
+        """Check that a stop or a kill ended it with this signal."""
 
 
 class TellsHowTheStoppedEnd:
-    """Most clusters see the end of what they stop."""
+    """Most clusters report how a stopped replica ended."""
 
     least_grace_seconds = 0.0
 

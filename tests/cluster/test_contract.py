@@ -1,4 +1,4 @@
-"""Each cluster against the one contract suite."""
+"""Each cluster against the contract suite."""
 
 from __future__ import annotations
 

@@ -11,4 +11,4 @@ from .kubernetes_stage import kubernetes_stage
 @pytest.mark.kubernetes
 class TestKubernetesCluster(ClusterContract):
     stage = staticmethod(kubernetes_stage)
-    deadline_seconds = 120.0  # old kubelets take their time
+    deadline_seconds = 120.0  # old kubelets are slow

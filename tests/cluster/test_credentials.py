@@ -156,7 +156,7 @@ def test_what_is_secret_is_not_in_what_is_logged(run: Run, tmp_path: Path) -> No
 
 
 def test_the_command_line_does_not_pay_for_kubernetes() -> None:
-    # The client's import is a quarter of a second that a local job has no use for.
+    # Importing the client takes a quarter of a second, which a local job does not need.
     code = "import sys, elasticdl.cli.main, elasticdl.master.main; sys.exit('aiohttp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

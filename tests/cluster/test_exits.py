@@ -1,4 +1,4 @@
-"""What the end of a process is taken for."""
+"""How the end of a process is interpreted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs as a cluster's objects tell of them: how they stand, what holds them up and what to do, in words."""
+"""Jobs read from a cluster's objects: their state, what delays them and the remedy."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_replica_that_ran_out_of_memory_or_never_ran_is_reported_while_the_job
         ("worker-1", "worker-2"): "Give it more memory",
         ("ps-1",): "Check that the image contains Python and ElasticDL",
     }
-    assert one(config(), MASTER, KEEPER, pod(names.WORKER, "Failed", ended(1))).troubles == []  # its master tells
+    assert one(config(), MASTER, KEEPER, pod(names.WORKER, "Failed", ended(1))).troubles == []  # its master reports it
 
 
 def test_a_master_that_crashed_is_made_again_while_there_is_a_keeper() -> None:
@@ -195,7 +195,7 @@ def test_jobs_are_told_apart_by_namespace_and_name_and_other_objects_are_left_al
     assert [(job.name, len(job.pods)) for job in found] == [("b", 0), ("mnist", 1)]
 
 
-# What holds a pod up.
+# What delays a pod.
 
 SCHEDULED = "0/3 nodes are available: "
 

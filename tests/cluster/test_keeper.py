@@ -1,4 +1,4 @@
-"""What the keeper reads from the pods of masters that ended, and how long it waits before the next one."""
+"""What the keeper reads from ended masters' pods, and how long it waits before the next one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticdl.cluster.kubernetes.credentials import Credentials
 
 
 def master(seconds: int | None = None, code: int = 143) -> dict[str, Any]:
-    """A master's pod that was made long ago and whose container ran for so long; for None there was no container."""
+    """A master's pod, created long ago, whose container ran for this time; None: there was no container."""
     pod: dict[str, Any] = {
         "metadata": {"name": "elasticdl-j-master", "uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z"},
         "spec": {"containers": [{"name": "main"}]},

@@ -1,4 +1,4 @@
-"""What happens to pods on a real cluster: deleted, evicted, preempted, out of memory, never started."""
+"""Pods on a real cluster: deleted, evicted, preempted, out of memory, never started."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def namespace() -> Iterator[str]:
 async def playing(
     namespace: str, make: Make = pod_of, api: KubernetesApi | None = None, **more: Any
 ) -> AsyncIterator[Any]:
-    """A stage whose cluster makes its pods so, and forgets them at the end."""
+    """A stage whose cluster builds pods with `make`, and removes them at the end."""
     stage = KubernetesStage(namespace)
     stage.cluster = KubernetesCluster(api or make_api(), namespace, JOB, make, **more)
     stage.clients.append(stage.cluster)
@@ -269,7 +269,7 @@ def test_a_pod_evicted_through_the_eviction_api_was_taken_away(run: Run, namespa
             await api.close()
             exit = (await hear_end(stage.cluster, "w-0")).exit
             assert exit.from_outside
-            # Before 1.26 Kubernetes does not tell an eviction from a deletion.
+            # Before 1.26 Kubernetes does not distinguish an eviction from a deletion.
             assert exit.reason.startswith(("evicted", "deleted"))
 
     run(story(), 90)
@@ -323,7 +323,7 @@ def test_a_quota_that_is_used_up_refuses_in_the_servers_words(run: Run) -> None:
 
 
 def through(wire: Wire, found: Credentials) -> Credentials:
-    """The same server, by way of the wire."""
+    """The same server through the wire."""
     cluster = {"tls-server-name": urlsplit(found.server).hostname, **found.cluster}
     return replace(found, server=f"https://127.0.0.1:{wire.port}", cluster=cluster)
 
@@ -386,7 +386,7 @@ def test_a_server_that_stays_away_is_unreachable_for_calls_and_for_events(run: R
 
 @contextlib.asynccontextmanager
 async def plain_server() -> AsyncIterator[int]:
-    """The API server without TLS, so that its words can be changed on the way."""
+    """The API server without TLS, so that the wire can change its answers."""
     command = ["kubectl", *WHERE, "proxy", "--port=0"]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""An API server that misbehaves, as a real one does only now and then: an HTTP server that says what it is told."""
+"""A faulty API server, as a real one rarely is: an HTTP server with given answers."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ NEW: dict[str, Any] = {**OLD, "metadata": {"name": "w-0", "uid": "new", "creatio
 
 
 def with_an_old_pod(watches: Iterator[web.Response]) -> Answer:
-    """A server whose pod w-0 goes once it has no more such answers to a watch."""
+    """A server whose pod w-0 is gone after these answers to a watch."""
     gone = False
 
     def answer(request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""However the launcher dies, nothing that it started stays."""
+"""When the launcher dies for any reason, no process that it started remains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Launcher:
-    """A launcher in a process of its own, with every process under it."""
+    """A launcher in its own process, with all processes under it."""
 
     def __init__(self, directory: Path) -> None:
         self._ready = [directory / f"w-{index}.ready" for index in range(2)]

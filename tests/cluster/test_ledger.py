@@ -1,4 +1,4 @@
-"""Accounts of pods that come late, twice or not at all."""
+"""Reports of pods that arrive late, twice or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica may use, and what becomes of one that wants more."""
+"""The limits of a replica, and what happens when it exceeds them."""
 
 from __future__ import annotations
 

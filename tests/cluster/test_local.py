@@ -34,7 +34,7 @@ WORKER = ReplicaRequest("w-0", "worker", 0, ("sleep", "600"), {"A": "1"}, cpu_li
 
 @contextlib.asynccontextmanager
 async def served(path: Path) -> Any:
-    """A memory cluster behind a real socket: what is tested here does not depend on processes."""
+    """A memory cluster behind a real socket: these tests need no processes."""
     cluster = MemoryCluster()
     server = ClusterServer(cluster, path)
     await server.start()

@@ -1,4 +1,4 @@
-"""What `MemoryCluster` offers to tests beyond the contract: capacity and preemption."""
+"""The parts of `MemoryCluster` that are not in the contract: capacity and preemption."""
 
 from __future__ import annotations
 

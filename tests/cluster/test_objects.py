@@ -1,4 +1,4 @@
-"""The objects that a job is made of in a cluster."""
+"""The objects of a job in a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of a pod, read from an API server that is slow, or stumbles."""
+"""The log of a pod, read from a slow or faulty API server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def serving(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def slowly(request: web.Request, seconds: float, *, end: str = "\n") -> web.StreamResponse:
-    """The lines, each so long after the one before."""
+    """The lines, each after a pause."""
     answer = web.StreamResponse()
     await answer.prepare(request)
     for line in LINES:

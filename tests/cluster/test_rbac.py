@@ -56,7 +56,7 @@ def grants(role: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 GRANTS = grants(ROLE)
-SUBMITTERS = [(resource, "create") for resource in ("configmaps", "secrets", "services")]  # what it takes to submit
+SUBMITTERS = [(resource, "create") for resource in ("configmaps", "secrets", "services")]  # needed to submit
 
 
 def account_without(resource: str, verb: str, *roles: dict[str, Any]) -> list[dict[str, Any]]:
@@ -116,8 +116,8 @@ def crash(name: str) -> ReplicaRequest:
     return ReplicaRequest(name, "worker", 0, ("sh", "-c", "echo last words; exit 3"), {})
 
 
-def say_preempted(pod: str, namespace: str) -> None:
-    """An event such as the scheduler of Kubernetes before 1.26 leaves."""
+def report_preemption(pod: str, namespace: str) -> None:
+    """Create an event like that of the scheduler before Kubernetes 1.26."""
     uid = kubectl("get", "pod", pod, "-o", "jsonpath={.metadata.uid}", namespace=namespace)
     event = {
         "apiVersion": "v1",
@@ -144,7 +144,7 @@ def test_the_manifest_grants_all_that_a_master_does_with_pods(run: Run, namespac
             assert (first.exit.code, first.exit.last_lines) == (3, ("last words",))
             await cluster.launch(stage.request("w-0"))  # removes the old pod
             await hear(cluster, "w-0", ReplicaPhase.RUNNING, other_than_uid=first.uid)
-            say_preempted("w-0", namespace)
+            report_preemption("w-0", namespace)
             kubectl("delete", "pod", "w-0", "--wait=false", "--grace-period=1", namespace=namespace)
             taken = (await hear_end(cluster, "w-0", other_than_uid=first.uid)).exit
             assert taken is not None
@@ -197,7 +197,7 @@ def test_nothing_of_the_manifest_can_be_dropped(run: Run, namespace: str, resour
             case "events", "list":
                 await cluster.launch(admin.request(name))
                 await hear(cluster, name, ReplicaPhase.RUNNING)
-                say_preempted(name, namespace)
+                report_preemption(name, namespace)
                 kubectl("delete", "pod", name, "--wait=false", "--grace-period=1", namespace=namespace)
                 taken = (await hear_end(cluster, name)).exit
                 assert taken is not None
@@ -209,7 +209,7 @@ def test_nothing_of_the_manifest_can_be_dropped(run: Run, namespace: str, resour
 
 
 async def attempt_besides(name: str, namespace: str, resource: str, verb: str) -> None:
-    """What master and keeper do besides replicas, with an account that lacks one verb."""
+    """What master and keeper do besides managing replicas, with an account that lacks one verb."""
     refused = pytest.raises(Refused, match=f'cannot {verb} resource "{resource}"')
     api, admin = (
         api_as(f"no-{name}", namespace),
@@ -272,7 +272,7 @@ def test_a_submission_from_inside_needs_what_the_examples_grant(
 
 
 def test_the_examples_grant_nothing_for_submitters_that_the_masters_role_has() -> None:
-    """But for ConfigMaps, of which they need all: what is in both files can be dropped from one."""
+    """Except for ConfigMaps, of which they need all: a right in both files could be removed from one."""
     assert {resource for resource, _ in set(grants(SUBMIT)) & set(GRANTS)} == {"configmaps"}
 
 

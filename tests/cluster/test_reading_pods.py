@@ -1,4 +1,4 @@
-"""What pods say of themselves, in words. Accounts that this cluster's version never gives are written out here."""
+"""Interpreting pods' statuses, also those that only other versions of Kubernetes report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elasticdl.cluster.kubernetes.reading import exit_of, has_run, held_up_by, l
 
 
 def pod(phase: str, state: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """A pod with one container in this state; `meta` and `status` are laid over."""
+    """A pod with one container in this state; `meta` and `status` are merged into it."""
     statuses = [] if state is None else [{"name": "main", "image": "zoo:1", "state": state}]
     limits = {"limits": {"memory": "64Mi"}}
     return {
@@ -27,7 +27,7 @@ def ended(code: int, reason: str = "Error", **more: Any) -> dict[str, Any]:
 
 
 def never_started(started: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """Deleted before its container started, as kubelets since 1.22 report it; `started` is laid over its container."""
+    """Deleted before its container started, as kubelets since 1.22 report it; `started`: more of its container."""
     account = ended(137, "ContainerStatusUnknown", **more)
     container = account["status"]["containerStatuses"][0] | {"containerID": "", "lastState": {}, **(started or {})}
     container["state"]["terminated"] |= {

@@ -1,4 +1,4 @@
-"""Local processes as the launcher sees them: groups, logs, environment, endings, shutting down."""
+"""Local processes of the launcher: groups, logs, environment, exits, shutdown."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_stop_signals_the_replica_alone_and_leaves_its_children_to_it(run: Run
     async def story() -> None:
         async with Supervisor(tmp_path / "logs") as supervisor:
             stage = ProcessStage(tmp_path, lambda: supervisor)
-            stage.request("w-0")  # makes its pipes
+            stage.request("w-0")  # creates its pipes
             await supervisor.launch(shell("w-0", script))
             await stage.ready("w-0")
             await supervisor.stop("w-0", grace_seconds=20)
@@ -235,7 +235,7 @@ def where_it_hangs():
         {hang}
 where_it_hangs()
 """
-LOCKED = "ctypes.PyDLL(None).sleep(600)"  # holds the interpreter's lock: no other thread can speak
+LOCKED = "ctypes.PyDLL(None).sleep(600)"  # holds the interpreter's lock: no other thread can run
 
 
 @pytest.mark.parametrize("hang", ["os.kill(os.getpid(), signal.SIGSTOP)", LOCKED, "signal.pause()"])
@@ -245,7 +245,7 @@ def test_a_replica_that_hangs_leaves_its_stack_in_the_log_before_it_is_killed(
     async def story() -> None:
         async with Supervisor(tmp_path / "logs") as supervisor:
             stage = ProcessStage(tmp_path, lambda: supervisor)
-            stage.request("w-0")  # makes its pipes
+            stage.request("w-0")  # creates its pipes
             await supervisor.launch(python("w-0", HANGS.format(hang=hang, ready=f"{tmp_path}/w-0.ready")))
             await stage.ready("w-0")
             await supervisor.stop("w-0", 0.1)
@@ -322,7 +322,7 @@ def test_hundreds_of_fast_exits_leave_no_zombie_and_no_open_file(run: Run, tmp_p
 
 
 def test_replicas_start_while_other_threads_hold_locks(run: Run, tmp_path: Path) -> None:
-    # The reason for the shim: code run between fork and exec could wait for ever for a lock that a thread held.
+    # The reason for the shim: code between fork and exec could wait forever for a lock that a thread held.
     done = threading.Event()
     lock = threading.Lock()
 

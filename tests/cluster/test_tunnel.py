@@ -1,4 +1,4 @@
-"""The way to a master through an API server: here one that runs the pod's command as a process of this machine."""
+"""The tunnel to a master through an API server; this one runs the pod's command as a process of this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDED = web.AppKey("ended", asyncio.Event)
 
 
 async def execute(request: web.Request) -> web.StreamResponse:
-    """`pods/exec` with the channels of Kubernetes: a byte for the stream, then what is on it."""
+    """`pods/exec` with the channels of Kubernetes: a byte for the stream, then its data."""
     if request.match_info["pod"] != "master":
         words = {"kind": "Status", "reason": "NotFound", "message": f'pods "{request.match_info["pod"]}" not found'}
         return web.json_response(words, status=404)
@@ -49,7 +49,7 @@ async def execute(request: web.Request) -> web.StreamResponse:
     async for message in socket:
         if message.type is WSMsgType.BINARY and message.data[:1] == b"\0":
             process.stdin.write(message.data[1:])
-    process.stdin.close()  # the client is gone, and the command hears of it
+    process.stdin.close()  # the client is gone: end the command's input
     await ending
     request.app[ENDED].set()
     return socket
@@ -76,7 +76,7 @@ async def api_server() -> AsyncIterator[tuple[KubernetesApi, asyncio.Event]]:
 
 @contextlib.asynccontextmanager
 async def echo() -> AsyncIterator[int]:
-    """A port that answers with what it hears, until that ends."""
+    """A port that echoes its input until the end."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
@@ -105,7 +105,7 @@ def test_what_goes_in_at_one_end_comes_out_at_the_other_and_nothing_stays_behind
             writer.write(sent)
             assert await reader.readexactly(len(sent)) == sent
             writer.close()
-            await ended.wait()  # the command in the pod heard that its client is gone
+            await ended.wait()  # the input of the command in the pod has ended
 
     run(story())
 

@@ -9,7 +9,7 @@ from typing import Self
 
 
 class Wire:
-    """Forwards to one address. `rewrite` changes what goes there."""
+    """Forwards to one address. `rewrite` changes the data on its way there."""
 
     def __init__(self, host: str, port: int, rewrite: Callable[[bytes], bytes] | None = None) -> None:
         self._target, self._rewrite = (host, port), rewrite

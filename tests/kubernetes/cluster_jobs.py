@@ -44,7 +44,7 @@ SMALL = (
     "--worker_resource_request=cpu=0.1,memory=100Mi", "--worker_resource_limit=cpu=1,memory=1500Mi",
 )  # fmt: skip
 UNTIL_SECONDS, SECONDS = 240.0, 840.0  # for one thing to happen; for a whole test: all share one machine
-# Everything that a job makes, as kubectl names it.
+# The kinds of a job's objects, as kubectl names them.
 KINDS = "pods,configmaps,secrets,services,networkpolicies,leases"
 
 
@@ -70,14 +70,14 @@ def require_image(image: str) -> None:
 
 
 def allow_jobs(namespace: str, *, from_inside: bool = False) -> None:
-    """What an administrator does once for a namespace; `from_inside`: for pods of its that submit jobs, too."""
+    """What an administrator does once for a namespace; `from_inside`: also for its pods that submit jobs."""
     files = [MANIFESTS / "elasticdl-rbac.yaml", *([MANIFESTS / "examples/elasticdl-rbac.yaml"] if from_inside else [])]
     objects = [thing for file in files for thing in yaml.safe_load_all(file.read_text())]
     grant(objects, namespace, names.SERVICE_ACCOUNT)
 
 
 def in_pods(shared: Path, *more: str, **env: str) -> list[str]:
-    """Flags with which pods find this tree, its Python and a folder of the test's, at the same places as here."""
+    """Flags that mount this tree, its Python and a folder of the test in pods, at the same paths."""
     places = dict.fromkeys([shared, ROOT, Path(sys.prefix), Path(sys.base_prefix)])  # a virtual environment has both
     places.pop(Path("/usr"), None)  # the image's own
     volumes = ";".join(f"host_path={place},mount_path={place}" for place in places)
@@ -115,7 +115,7 @@ def local_claim(namespace: str, name: str, folder: Path) -> Iterator[None]:
 
 
 def submit(namespace: str, job: str, *flags: str) -> str:
-    """`elasticdl train`; what it printed."""
+    """Run `elasticdl train`; returns its output."""
     command = [sys.executable, "-m", "elasticdl", "train", f"--job_name={job}", f"--namespace={namespace}", *WHERE]
     done = subprocess.run(
         [*command, *flags], cwd=ROOT, capture_output=True, text=True, timeout=60,
@@ -127,7 +127,7 @@ def submit(namespace: str, job: str, *flags: str) -> str:
 
 @dataclass
 class ClusterJob:
-    """One submitted job, and what can be seen of it from outside."""
+    """One submitted job, observed from outside."""
 
     namespace: str
     name: str
@@ -140,7 +140,7 @@ class ClusterJob:
     # Pods.
 
     def pods(self) -> dict[str, Pod]:
-        """By what is peculiar to their names: master, worker-0 …"""
+        """By their short names: master, worker-0 …"""
         label = f"{names.LABEL_JOB}={self.name}"
         found = json.loads(kubectl("get", "pods", "-l", label, "-o", "json", namespace=self.namespace))["items"]
         return {pod["metadata"]["name"].removeprefix(self.full("")): pod for pod in found}
@@ -150,7 +150,7 @@ class ClusterJob:
         return {short: pods[short]["metadata"]["uid"] for short in shorts}
 
     async def pod_seen(self, short: str, condition: Callable[[Pod], bool], seconds: float = UNTIL_SECONDS) -> Pod:
-        """The pod of this name as soon as it is so."""
+        """The pod of this name as soon as the condition holds."""
         path = f"/api/v1/namespaces/{self.namespace}/pods"
         only = {"fieldSelector": f"metadata.name={self.full(short)}"}
         try:
@@ -176,7 +176,7 @@ class ClusterJob:
         await kubectl_soon("delete", "pod", self.full(short), "--wait=false", *flags, namespace=self.namespace)
 
     async def evict(self, short: str) -> None:
-        """As `kubectl drain` does it."""
+        """Like `kubectl drain`."""
         version = await self.api.call("GET", "/version")
         new = (int(version["major"]), int(re.sub(r"\D", "", version["minor"]))) >= (1, 22)
         body = {
@@ -192,7 +192,7 @@ class ClusterJob:
     def log(self, short: str) -> str:
         return kubectl("logs", self.full(short), namespace=self.namespace, fails=True)
 
-    # The master's word.
+    # The master's status.
 
     async def client(self, address: str) -> MasterClient:
         if self._client is None:
@@ -235,7 +235,7 @@ class ClusterJob:
         return found
 
     async def cleared(self, seconds: float = 180.0) -> list[str]:
-        """What is left of the job once nothing more goes, as kind/name. A kubelet may take a minute over a pod."""
+        """The remaining objects of the job, as kind/name. A kubelet may need a minute to remove a pod."""
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             left = await kubectl_soon(
@@ -256,7 +256,7 @@ class ClusterJob:
 
 @contextlib.asynccontextmanager
 async def submitted(namespace: str, job: str, *flags: str) -> AsyncIterator[ClusterJob]:
-    """A job that is removed at the end, whatever became of it."""
+    """A job that is removed at the end in any case."""
     given = {flag.partition("=")[0] for flag in flags}
     small = [flag for flag in SMALL if flag.partition("=")[0] not in given]
     await asyncio.to_thread(submit, namespace, job, *small, *flags)

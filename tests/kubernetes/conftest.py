@@ -1,4 +1,4 @@
-"""What tests of jobs share: a namespace in which they may run, their description, and a folder that pods have too."""
+"""Fixtures of tests with jobs: a namespace with rights, job descriptions, and a folder that pods share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def namespace() -> Iterator[str]:
-    """One with the account of masters, for a module."""
+    """A namespace with the account of masters, for a module."""
     require_cluster()
     with own_namespace() as name:
         grant(list(yaml.safe_load_all((MANIFESTS / "elasticdl-rbac.yaml").read_text())), name, names.SERVICE_ACCOUNT)
@@ -44,7 +44,7 @@ def namespace() -> Iterator[str]:
 
 @pytest.fixture
 def make(namespace: str, tmp_path: Path) -> Iterator[Make]:
-    """Describes jobs whose masters run a script. What is left of them goes with the test."""
+    """Describes jobs whose masters run a script. Their objects are removed after the test."""
 
     def made(script: str = WAITS, more: str = "pass", **values: Any) -> JobSpec:
         (tmp_path / "overlay.py").write_text(OVERLAY.format(script=script, more=more))

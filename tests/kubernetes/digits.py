@@ -12,7 +12,7 @@ RECORDS = 960  # to train on
 
 
 def write_digits(folder: Path) -> Path:
-    """8x8 digits, blown up."""
+    """8x8 digits, enlarged."""
     import numpy as np
     from sklearn.datasets import load_digits
 
@@ -27,7 +27,7 @@ def write_digits(folder: Path) -> Path:
 
 
 def mnist(digits: Path, strategy: str) -> list[str]:
-    """The flags of the first tutorial, but for the sizes of data and pods."""
+    """The flags of the first tutorial, except for the sizes of data and pods."""
     return [
         f"--model_zoo={ROOT / 'model_zoo'}", "--model_def=mnist.mnist_functional_api.custom_model",
         f"--training_data={digits / 'train'}", "--minibatch_size=64", "--num_minibatches_per_task=2",

@@ -1,4 +1,4 @@
-"""Jobs that are submitted to a real cluster and looked at from outside.
+"""Jobs that are submitted to a real cluster and observed from outside.
 
 Their pods run little shell scripts, put there by an overlay.
 """
@@ -23,8 +23,8 @@ from tests.cluster.kubernetes_stage import CONTEXT, as_account, kubectl
 
 MASTER = "elasticdl-j-master"
 KINDS = "configmaps,secrets,services,networkpolicies,leases,pods"
-# What masters do here. The result of one that ends is put on its pod by the test.
-# A moment later than it is told to: kubectl may wait for ever for the end of a command whose container is gone.
+# Scripts of masters. The test annotates the pod of one that ends with its result.
+# It ends a moment later: kubectl may wait forever for a command whose container is gone.
 ENDS = "echo Evaluation metrics; until [ -e /tmp/end ]; do sleep 0.1; done; sleep 3"
 WAITS, CRASHES = "echo $$ > /tmp/pid; trap 'exit 143' TERM; sleep 600 & wait", "echo last words; exit 3"
 DEAF = "trap '' TERM; while true; do sleep 1; done"
@@ -60,13 +60,13 @@ def run(story: Coroutine[Any, Any, Any], seconds: float = 180.0) -> None:
 
 
 def there(namespace: str) -> list[str]:
-    """What is there of jobs, as kind/name."""
+    """The objects of jobs, as kind/name."""
     found = json.loads(kubectl("get", KINDS, "-l", "app=elasticdl", "-o", "json", namespace=namespace))["items"]
     return sorted(f"{thing['kind']}/{thing['metadata']['name']}" for thing in found)
 
 
 async def until(what: Callable[[], Any], seconds: float = 120.0) -> None:
-    """Until kubectl sees it."""
+    """Wait until kubectl sees it."""
     deadline = time.monotonic() + seconds
     while not await asyncio.to_thread(what):
         if time.monotonic() > deadline:
@@ -85,7 +85,7 @@ def phase(namespace: str) -> str:
 
 
 async def end_master(namespace: str) -> None:
-    """Of one that `ENDS`. A pod that runs cannot always be entered at once."""
+    """End a master that `ENDS`. A running pod cannot always be entered at once."""
     words = ("exec", MASTER, "--", "sh", "-c", "touch /tmp/end; echo done")
     await until(lambda: "done" in kubectl(*words, namespace=namespace, fails=True))
 

@@ -1,4 +1,4 @@
-"""Whole jobs from an image alone, on whatever cluster there is: nothing of this machine is mounted.
+"""Whole jobs from an image alone, on any cluster: nothing of this machine is mounted.
 
 ELASTICDL_K8S_JOB_IMAGE names an image that the cluster's nodes can have: the development image of this tree, built with
 GEN_DATA=yes and pushed. Without it, elasticdl:dev, where the cluster's engine is this machine's.

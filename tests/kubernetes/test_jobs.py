@@ -109,7 +109,7 @@ def claim(jobs_namespace: str, tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def on_claim(name: str, folder: Path) -> list[str]:
-    """The witness, of an image that knows nothing of it."""
+    """The witness model, which is not in the image."""
     write_ids(folder / "ids", 400)
     for model in ("witness.py", "pebble.py"):
         shutil.copy(ROOT / "tests" / "models" / model, folder)
@@ -153,8 +153,8 @@ def test_a_job_of_an_image_trains_on_a_claim_without_being_root_anywhere(
 
 @pytest.fixture
 def roots(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """A namespace, and the folder of its claim, which another pod has mounted: the second tutorial's, whose data was
-    copied there. It stays root's then, as NFS does."""
+    """A namespace, and the folder of its claim, which another pod has mounted, as in the second tutorial. The folder
+    then still belongs to root, as on NFS."""
     require_this_machine()
     require_image(IMAGE)
     pod = yaml.safe_load((MANIFESTS / "examples" / "my-pod.yaml").read_text())
@@ -279,7 +279,7 @@ def test_a_pod_without_the_jobs_secret_gets_nowhere(run: Run, jobs_namespace: st
 
 
 def outsider(job: ClusterJob, words: list[str]) -> str:
-    """A pod with everything that a worker has but the job's secret and labels."""
+    """A pod like a worker's, without the job's secret and labels."""
     worker = job.pods()["worker-0"]["spec"]
     (main,) = [c for c in worker["containers"] if c["name"] == "main"]
     env = [entry for entry in main["env"] if "value" in entry and not entry["name"].startswith(names.OWN_ENV)]

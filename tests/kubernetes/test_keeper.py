@@ -1,4 +1,4 @@
-"""The keeper on a real cluster, run here with the rights that it has in its pod."""
+"""The keeper on a real cluster, run here with the rights of its pod."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_deleted_master_is_made_again_as_it_was(namespace: str, make: Make) ->
                 await asyncio.sleep(2.5 * LEAVING_SECONDS)  # the keeper looks at the Lease meanwhile, twice
                 assert (await asyncio.to_thread(master, namespace))["metadata"]["uid"] == uid, "it has its grace"
                 await lease.release()
-            # From here on its pod is not waited for, which does not heed SIGTERM.
+            # From here on the keeper does not wait for its pod, which ignores SIGTERM.
             await until(lambda: master(namespace).get("metadata", {}).get("uid", uid) != uid, 20.0)
             await until(lambda: phase(namespace) == "Running")
             after = await asyncio.to_thread(master, namespace)
@@ -162,7 +162,7 @@ def test_a_keeper_that_is_terminated_together_with_its_master_restarts_it_first(
 
 
 def heeds_sigterm(pid: int) -> bool:
-    """Whether the process has said what it does at SIGTERM: its bit is set among the signals that it catches."""
+    """Whether the process handles SIGTERM: its bit is set among the signals that it catches."""
     (caught,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 

@@ -1,4 +1,4 @@
-"""The Lease of a job on a real cluster: one master at a time, and the next one soon."""
+"""The Lease of a job on a real cluster: one master at a time, and a quick change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEASE_SECONDS = 3
 
 @asynccontextmanager
 async def job(namespace: str, api: KubernetesApi | None = None) -> AsyncIterator[Callable[[str], Lease]]:
-    """Makes leases of one job for holders, which is new each time."""
+    """Makes Leases of one new job for different holders."""
     name, api = f"j{uuid.uuid4().hex[:6]}", api or make_api()
     await kubectl_soon("create", "configmap", f"elasticdl-{name}", namespace=namespace)
     config = json.loads(kubectl("get", "configmap", f"elasticdl-{name}", "-o", "json", namespace=namespace))

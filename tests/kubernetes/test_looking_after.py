@@ -29,7 +29,7 @@ SMALL, LIMIT = "cpu=0.05,memory=100Mi", "cpu=1,memory=1000Mi"
 
 @pytest.fixture(scope="module")
 def namespace() -> Iterator[str]:
-    """One of its own: these tests list all jobs of it."""
+    """A separate one: these tests list all of its jobs."""
     require_this_machine()
     with own_namespace() as name:
         allow_jobs(name)
@@ -42,7 +42,7 @@ def data(shared: Path) -> Path:
 
 
 def elasticdl(*words: str, code: int | None = 0, timeout: float = 120, cwd: Path = ROOT) -> str:
-    """What a command printed, of both kinds."""
+    """The output of a command, including errors."""
     where = [] if set(WHERE) <= set(words) else WHERE
     done = subprocess.run(
         [sys.executable, "-m", "elasticdl", *words, *where],
@@ -71,7 +71,7 @@ def status(name: str, namespace: str) -> dict[str, Any]:
 
 
 def until(what: Callable[[], Any], seconds: float = 240) -> Any:
-    """What it says once it says anything; each question is a command that takes its time."""
+    """The first true answer; each call runs a slow command."""
     deadline = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < deadline, f"not so within {seconds:g} s"
@@ -86,13 +86,13 @@ def trains(name: str, namespace: str) -> bool:
 
 
 def left(name: str, namespace: str) -> list[str]:
-    """What is there of a job, as kind/name."""
+    """The objects of a job, as kind/name."""
     return kubectl("get", KINDS, "-l", f"elasticdl-job-name={name}", "-o", "name", namespace=namespace).split()
 
 
 @pytest.fixture(scope="module")
 def running(namespace: str, data: Path) -> str:
-    """A job that trains for as long as the tests of this file look at it."""
+    """A job that trains while the tests of this file run."""
     submit(namespace, data, "runner")
     until(lambda: trains("runner", namespace))
     return "runner"
@@ -139,7 +139,7 @@ def test_logs_come_from_the_api_server(namespace: str, running: str) -> None:
     assert {line.split(" | ")[0].strip() for line in everything} >= {"master", "ps-0", "worker-0"}
     written = re.findall(r"\| \[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3}\]", "\n".join(everything))
     times = [time.mktime(time.strptime(text, "%Y-%m-%d %H:%M:%S")) for text in written]
-    # In the order in which the node heard of them, which is nearly that in which they were written.
+    # In the order in which the node received them, nearly that in which they were written.
     assert len(times) > 5 and all(earlier <= later + 2 for earlier, later in itertools.pairwise(times))
     assert len(elasticdl("logs", "runner", "all", "--tail=3", "-n", namespace).splitlines()) == 3
     complaint = elasticdl("logs", "runner", "worker-9", "-n", namespace, code=2)
@@ -246,11 +246,11 @@ def test_a_missing_secret_is_reported_by_name(namespace: str, data: Path, stop_n
 def test_following_outlives_a_master_and_ends_with_the_job_that_is_stopped_with_a_checkpoint(
     namespace: str, running: str
 ) -> None:
-    """The last look at the running job: it ends here."""
+    """The last test with the running job, which it stops."""
     command = [sys.executable, "-m", "elasticdl", "logs", "runner", "all", "-f", "--tail=1", "-n", namespace, *WHERE]
     following = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
     assert following.stdout is not None
-    following.stdout.readline()  # it looks on before anything happens
+    following.stdout.readline()  # it follows before anything happens
     kubectl("delete", "pod", "elasticdl-runner-master", "--wait=false", namespace=namespace)
     until(lambda: (now := status("runner", namespace)["status"]) and now["master_starts"] == 2)
     said = elasticdl("stop", "runner", "-n", namespace)

@@ -30,8 +30,8 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 
 
 async def end_process(job: ClusterJob, short: str, module: str, number: str) -> None:
-    """Send a signal to the process of a pod, of which the cluster knows nothing."""
-    with contextlib.suppress(AssertionError):  # its container ends under kubectl's feet
+    """Send a signal to the process of a pod, without the cluster."""
+    with contextlib.suppress(AssertionError):  # its container ends during the command
         await job.execute(short, "python", "-c", SIGNAL, module, number)
 
 
@@ -84,7 +84,7 @@ def test_a_drained_server_master_and_keeper_come_back_and_every_record_is_traine
             for short in ("master", "keeper", "ps-0"):
                 await job.pod_seen(short, is_another(before, short))
             after = await job.until(lambda s: s.master_starts == 2 and s.timeline == 2 and s.phase == "training")
-            # Before 1.26 Kubernetes does not tell an eviction from a deletion.
+            # Before 1.26 Kubernetes does not distinguish an eviction from a deletion.
             assert dict(after.incidents) in ({"evicted": 1}, {"deleted": 1})
             rest = ("ps-1", "worker-0", "worker-1")
             assert job.uids(*rest) == {short: before[short] for short in rest}
@@ -115,7 +115,7 @@ def test_a_job_all_of_whose_pods_are_drained_from_its_node_is_saved_first_and_go
                 assert not set(before.values()) & {pod["metadata"]["uid"] for pod in left.values()}
                 assert all(pod["status"]["phase"] == "Pending" for pod in left.values()), "there is no other node"
             finally:
-                kubectl("uncordon", node)  # not `kubectl_soon`: other jobs wait for it, whatever becomes of this test
+                kubectl("uncordon", node)  # not `kubectl_soon`: other jobs need it even if this test is cancelled
             for short in ("master", "keeper", "ps-0", "ps-1", "worker-2", "worker-3"):
                 await job.pod_seen(short, lambda pod: pod["status"].get("phase") == "Running")
             after = await job.until(lambda s: s.master_starts == 2 and sum(bool(r.leases) for r in s.replicas) == 2)
@@ -136,7 +136,7 @@ def test_a_deleted_keeper_master_and_one_that_is_killed_come_back_and_the_job_go
             rest = ("ps-0", "ps-1", "worker-0", "worker-1")
             before = job.uids("master", "keeper", *rest)
             await job.delete("keeper", "--grace-period=1")
-            await job.pod_seen("keeper", is_another(before, "keeper"))  # made by the master, which it restarts below
+            await job.pod_seen("keeper", is_another(before, "keeper"))  # the master's, which restarts the master below
             await job.delete("master")
             await job.pod_seen("master", is_another(before, "master"))
             second = await job.until(lambda s: s.master_starts == 2 and sum(bool(r.leases) for r in s.replicas) == 2)

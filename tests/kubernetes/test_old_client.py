@@ -1,4 +1,4 @@
-"""The client of ElasticDL 1.0, as its package index has it, submits jobs that this version trains.
+"""The client of ElasticDL 1.0 from its package index submits jobs that this version trains.
 
 ELASTICDL_OLD_CLIENT names the folder of an environment that has it; without one it is installed for the tests.
 """
@@ -90,7 +90,7 @@ def witness(tmp: Path, *flags: str, **env: str) -> list[str]:
 def test_a_job_of_the_old_client_trains_every_record_once_though_its_master_is_deleted(
     old_client: Path, namespace: str, shared: Path
 ) -> None:
-    slow = shared / "slow"  # as long as it is there: a master that is deleted stays for some seconds
+    slow = shared / "slow"  # while it exists: a deleted master remains for some seconds
     slow.touch()
 
     async def story() -> None:
@@ -130,7 +130,7 @@ def test_what_is_wrong_with_a_job_of_the_old_client_is_in_its_pods_log(
 @pytest.mark.timeout(600)
 def test_the_first_tutorials_all_reduce_job_of_the_old_client(old_client: Path, namespace: str, shared: Path) -> None:
     digits = write_digits(shared / "mnist")
-    # Small batches: every hundredth step says its loss.
+    # Small batches: every hundredth step logs its loss.
     small = ("--minibatch_size=4", "--num_epochs=1", "--num_workers=2")
     flags = [*in_pods(shared), *mnist(digits, "AllreduceStrategy"), *small]
 
@@ -183,7 +183,7 @@ def test_the_second_tutorials_job_of_the_old_client_has_its_priorities(
 
 
 def as_typed(tutorial: str, strategy: str, *ours: str) -> list[str]:
-    """A tutorial's job as it is typed, but for these flags and the sizes of pods; the image has no models."""
+    """The command of a tutorial's job, with these flags and other sizes of pods; the image has no models."""
     lines = [line for line in COPY.read_text().splitlines() if line.startswith(f"{tutorial} elasticdl train")]
     (typed,) = (line[4:] for line in lines if f"--distribution_strategy={strategy}" in line)
     ours = (f"--image_name={IMAGE}", "--model_zoo=/data/model_zoo", *ours)
@@ -198,7 +198,7 @@ def fill(folder: Path) -> None:
 
 
 async def trained(job: ClusterJob, epochs: int, evaluated: Sequence[str]) -> None:
-    """To its end, by a master that the keeper made in the first one's place, at no cost."""
+    """Wait for its end, with the master that the keeper started in place of the first one, at no cost."""
     result = await job.result()
     assert result["outcome"] == "succeeded", job.story()
     assert int(result["status"]["records_done"]) == epochs * RECORDS_OF_DIGITS

@@ -1,4 +1,4 @@
-"""All-reduce workers whose places others need: evicted, preempted by the real scheduler, back when there is room."""
+"""All-reduce workers that are evicted, or preempted by the real scheduler and restarted when there is room."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pebbles(shared: Path, name: str, description: allreduce.Description, *flags:
 
 
 async def equal(job: ClusterJob, shared: Path, description: allreduce.Description) -> dict[str, Any]:
-    """Let it go on fast; it ends with the bytes that one process alone gets, and no step was computed twice."""
+    """Let it continue fast; it ends with the same bytes as a single process, and no step was computed twice."""
     (shared / f"{job.name}-slow").unlink()
     result = await job.result()
     assert result["outcome"] == "succeeded", f"{result}\n{job.story()}"
@@ -70,7 +70,7 @@ def test_an_evicted_worker_leaves_at_the_end_of_a_step_and_nothing_is_lost(
             assert allreduce.BROKE not in job.log("worker-1"), "a leave at the end of a step breaks nothing"
             assert job.uids("worker-1") == survivor
             status = await equal(job, shared, PLAIN)
-            # Before 1.26 Kubernetes does not tell an eviction from a deletion.
+            # Before 1.26 Kubernetes does not distinguish an eviction from a deletion.
             assert status["incidents"] in ({"evicted": 1}, {"deleted": 1})
 
     run(story(), SECONDS)
@@ -78,7 +78,7 @@ def test_an_evicted_worker_leaves_at_the_end_of_a_step_and_nothing_is_lost(
 
 @pytest.fixture
 def slots() -> Iterator[str]:
-    """An extended resource of the node of which there are four: other pods know nothing of it."""
+    """An extended resource of the node, with four units, which other pods do not use."""
     (node,) = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
     name = f"elasticdl.test/slot-{uuid.uuid4().hex[:6]}"
     patch(node, "add", name, "4")
@@ -112,7 +112,7 @@ def priorities() -> Iterator[tuple[str, str]]:
 
 
 def guests(namespace: str, slots: str, priority: str, replicas: int) -> str:
-    """A Deployment that wants slots, and matters more."""
+    """A Deployment of higher priority that needs slots."""
     container = {
         "name": "guest",
         "image": IMAGE,

@@ -1,4 +1,4 @@
-"""Submitting a job to a real cluster: its objects, all or none, and what the API server says before."""
+"""Submitting a job to a real cluster: all or none of its objects, and the checks before."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_missing_rights_to_submit_are_reported(namespace: str, make: Make) -> No
             (problem,) = await preflight(api, spec, secrets_of(spec))
             assert "does not let you create configmaps, create secrets, create services" in str(problem)
             assert str(problem).endswith("Ask an administrator for these rights, or use another context.")
-        async with reach("submitter", namespace) as api:  # no NetworkPolicy, and that is said
+        async with reach("submitter", namespace) as api:  # no NetworkPolicy, with a warning
             assert await preflight(api, spec, secrets_of(spec)) == []
             said: list[str] = []
             await submitted(api, spec, said)
@@ -170,7 +170,7 @@ def test_missing_rights_to_submit_are_reported(namespace: str, make: Make) -> No
 
 
 def apply_yaml(spec: JobSpec, folder: Path, *more: str) -> str:
-    """Give the YAML of a job to kubectl: what that says."""
+    """Apply the YAML of a job with kubectl; returns its output."""
     place = str(folder / "job.yaml")
     given = ["job_name", "image_name", "image_pull_policy", "model_def", "training_data", "cluster_spec", "namespace"]
     assert main(["train", *(f"--{name}={getattr(spec, name)}" for name in given), f"--yaml={place}"]) == 0
@@ -241,7 +241,7 @@ def test_a_name_that_another_job_takes_meanwhile_is_not_waited_for(namespace: st
             late = asyncio.create_task(submitted(api, spec, over_seconds=120))
             done, _ = await asyncio.wait({late}, timeout=1)
             assert not done, "the earlier job is over: it waits until that is removed"
-            # What the other one does first. That its objects are there is all that this one sees then.
+            # The other submission's first step. This one then sees only that its objects exist.
             kubectl("delete", "pod", MASTER, "--force", "--grace-period=0", namespace=namespace)
             with pytest.raises(UsageError, match="a job with this name already exists in namespace"):
                 await asyncio.wait_for(late, 30)
@@ -307,7 +307,7 @@ def test_a_submission_that_is_interrupted_at_any_moment_leaves_nothing(namespace
 def test_a_node_can_be_drained_without_being_forced(namespace: str, make: Make) -> None:
     async def story() -> None:
         async with reach() as api:
-            await submitted(api, make(job_name="sentaway"))  # a name of its own: others' pods are on the node as well
+            await submitted(api, make(job_name="sentaway"))  # another name: the node has pods of other tests
 
     run(story())
     pod = "elasticdl-sentaway-master"

@@ -1,4 +1,4 @@
-"""The script that writes the transcripts of docs/tutorials plays them on a real cluster."""
+"""Runs the script that writes the transcripts of docs/tutorials, on a real cluster."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_tutorial_of_coming_and_going(tmp_path: Path) -> None:
 
 
 def demo(run: Run, manifest: str, image: str) -> None:
-    """The pod of a demo is applied as it is, but for the image's name and less data than the image has."""
+    """Apply the pod of a demo, with another image name and less data."""
     pod = yaml.safe_load((MANIFESTS / "examples" / manifest).read_text())
     (container,) = pod["spec"]["containers"]
     ours = {

@@ -1,4 +1,4 @@
-"""Jobs that prove that every record was trained exactly once, whatever happened to their pods."""
+"""Jobs that prove that every record was trained exactly once, even with lost pods."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.processes import harness
 
 
 def witness(shared: Path, name: str, workers: int = 2, seconds: float = 0.5) -> list[str]:
-    """The model that proves that every record was trained exactly once; a batch takes so long until the file NAME-slow
-    is gone."""
+    """The model that proves that every record was trained exactly once; a batch takes this time while the file
+    NAME-slow exists."""
     (shared / f"{name}-slow").touch()
     data = harness.write_ids(shared / "ids", 400)
     return [
@@ -25,7 +25,7 @@ def witness(shared: Path, name: str, workers: int = 2, seconds: float = 0.5) -> 
 
 
 async def proven(job: ClusterJob, shared: Path) -> dict[str, Any]:
-    """Let it go on fast; it succeeds, and every record of every epoch was trained exactly once. Its last status."""
+    """Let it continue fast and succeed, with every record trained once per epoch. Returns its last status."""
     (shared / f"{job.name}-slow").unlink()
     result = await job.result()
     assert result["outcome"] == "succeeded", f"{result}\n{job.story()}"
@@ -35,5 +35,5 @@ async def proven(job: ClusterJob, shared: Path) -> dict[str, Any]:
 
 
 def is_another(than: Mapping[str, str], short: str) -> Callable[[dict[str, Any]], bool]:
-    """Whether a pod of this name is not the one that there was, and runs."""
+    """Whether a pod of this name is a new one and runs."""
     return lambda pod: pod["metadata"]["uid"] != than[short] and pod["status"].get("phase") == "Running"
