@@ -50,7 +50,7 @@ class Play:
         return out
 
     def enter(self, state: tuple[int, int] = NOTHING, **states: tuple[int, int]) -> list[c.Command]:
-        """Everybody confirms the world that is proposed, and forms it."""
+        """All confirm the world that is proposed, and form it."""
         m = self.job.membership
         out: list[c.Command] = []
         for name in m.members:

@@ -26,7 +26,7 @@ def remaining(plan: Plan, shard: Shard) -> int:
 
 
 def fresh_records(shards: Shards, epoch: int) -> int:
-    """Records of an epoch that were never leased to anybody."""
+    """Records of an epoch that were never leased."""
     at, index = shards._fresh()
     total = shards.plan.epoch_records(epoch)
     if epoch != at:
@@ -72,9 +72,9 @@ def _check_leases(shards: Shards) -> None:
         if not (shard_id == s.id and s.attempt > 0):
             raise Broken(f"{shard_id} is leased as {s.id}, attempt {s.attempt}")
         if s.worker not in shards.seats:
-            raise Broken(f"{s.id} belongs to {s.worker or 'nobody'}, who is not there")
+            raise Broken(f"{s.id} belongs to {s.worker or 'no worker'}, which is not there")
         load[s.worker] += 1
-    holds(all(not s.worker for s in shards.waiting), "a waiting shard belongs to somebody")
+    holds(all(not s.worker for s in shards.waiting), "a waiting shard belongs to a worker")
     turns = [s.turn for s in shards.leased.values()]
     holds(len(set(turns)) == len(turns), "two leases have the same turn")
     for worker, seat in shards.seats.items():

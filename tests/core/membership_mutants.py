@@ -30,7 +30,7 @@ class NoTimeToNotice(Membership):
 
 @dataclass
 class HoldersForgotten(Membership):
-    """Only safety is waited for, not the state that somebody out of touch holds."""
+    """Only safety is waited for, not the state that a disconnected worker holds."""
 
     def _fenced(self, now: float) -> bool:
         left = any(self.workers[n].incarnation == self.running.get(n) for n in self.confirmed)
@@ -64,7 +64,7 @@ class NumberUsedAgain(Membership):
 
 @dataclass
 class FirstMemberIsRight(Membership):
-    """Everybody copies from rank 0, whatever it holds."""
+    """All copy from rank 0, whatever it holds."""
 
     def _beginning(self) -> Beginning:
         begun = super()._beginning()
@@ -82,7 +82,7 @@ class AsBuiltIsEqual(Membership):
 
 @dataclass
 class StepIsEnough(Membership):
-    """Two states of the same step are held for the same one, whoever committed them."""
+    """Two states of the same step are taken for the same one, whichever world committed them."""
 
     def _beginning(self) -> Beginning:
         begun = super()._beginning()
@@ -109,7 +109,7 @@ class LeaverIsNotKept(Membership):
 
 @dataclass
 class WhoComesFirstTrains(Membership):
-    """Who holds the state is not preferred."""
+    """Workers that hold the state are not preferred."""
 
     def _desired(self, now: float) -> tuple[str, ...]:
         kept, self.holders = self.holders, set()
@@ -119,8 +119,8 @@ class WhoComesFirstTrains(Membership):
 
 
 @dataclass
-class NobodyIsRescued(Membership):
-    """Whoever comes back with the state finds that the others go on without."""
+class NoneIsRescued(Membership):
+    """A worker that comes back with the state finds that the others go on without."""
 
     def _review(self, now: float, lost: str = "") -> list[Command]:
         there = self._all_confirmed and all(self._available(n, now) for n in self.members)
@@ -137,7 +137,7 @@ class BrokenIsTheirOwnAffair(Membership):
 
 @dataclass
 class ProposalSaidOnce(Membership):
-    """Who was out of touch when a world was proposed never hears of it."""
+    """A worker that was disconnected when a world was proposed never hears of it."""
 
     def joined(self, name: str, *what: object) -> list[Command]:
         known = name in self.workers
@@ -183,7 +183,7 @@ class LeastIgnored(Membership):
 
 
 @dataclass
-class EverybodyTrains(Membership):
+class TooManyTrain(Membership):
     def _desired(self, now: float) -> tuple[str, ...]:
         kept, self.wanted = self.wanted, 100
         desired = super()._desired(now)
@@ -202,7 +202,7 @@ class FirstWorldMixesArithmetic(Membership):
 
 @dataclass
 class LateComersNeverJoin(Membership):
-    """Who comes while a world is being formed is not thought of again."""
+    """A worker that comes while a world is being formed is forgotten."""
 
     def form(self, name: str, generation: int, now: float) -> list[Command]:
         out = super().form(name, generation, now)
@@ -215,7 +215,7 @@ class LateComersNeverJoin(Membership):
 
 @dataclass
 class MembersLeaveUnheard(Membership):
-    """Who comes back in no world, though it was in the one that runs, is taken to be in it."""
+    """A worker that comes back in no world, though it was in the one that runs, is taken to be in it."""
 
     def joined(
         self, name: str, incarnation: str, generation: int, fingerprint: str, leaving: bool, now: float
@@ -241,33 +241,33 @@ class Mutant:
 
 MUTANTS: dict[str, Mutant] = {
     "unfenced": Mutant("a world starts while the one before may still commit", Unfenced, faults=WIND),
-    "silence-is-death": Mutant("who is silent is taken to be gone", SilenceIsDeath, faults=WIND),
+    "silence-is-death": Mutant("a silent worker is taken to be gone", SilenceIsDeath, faults=WIND),
     "not-noticed": Mutant(
         "a world starts before a silent one has noticed that it is", NoTimeToNotice, first=80, faults=SILENCE
     ),
     "holders-forgotten": Mutant(
-        "a world goes back though somebody out of touch holds more", HoldersForgotten, first=380, faults=WIND
+        "a world goes back though a disconnected worker holds more", HoldersForgotten, first=380, faults=WIND
     ),
     "without-the-last": Mutant("a world starts before all have confirmed it", StartsWithoutTheLast),
     "old-confirmation": Mutant("a confirmation of an older world counts", OldConfirmationCounts),
     "number-again": Mutant("two worlds bear one number", NumberUsedAgain),
-    "first-is-right": Mutant("everybody copies from the first, whatever it holds", FirstMemberIsRight),
+    "first-is-right": Mutant("all copy from the first, whatever it holds", FirstMemberIsRight),
     "as-built-is-equal": Mutant("models as built are taken to be equal", AsBuiltIsEqual),
     "step-is-enough": Mutant("states of one step are taken to be the same", StepIsEnough, first=300, faults=WIND),
     "checkpoint-ignored": Mutant("a checkpoint is not read though all is lost", CheckpointIgnored),
     "leaver-not-kept": Mutant(
-        "the last who holds the state goes before another has it", LeaverIsNotKept, faults=LEAVERS
+        "the last that holds the state goes before another has it", LeaverIsNotKept, faults=LEAVERS
     ),
-    "first-come": Mutant("who holds the state is not preferred", WhoComesFirstTrains, faults=WIND),
-    "not-rescued": Mutant("who comes back with the state is left out", NobodyIsRescued, first=220, faults=WIND),
+    "first-come": Mutant("holders of the state are not preferred", WhoComesFirstTrains, faults=WIND),
+    "not-rescued": Mutant("a worker that comes back with the state is left out", NoneIsRescued, first=220, faults=WIND),
     "broken-ignored": Mutant("a world that broke is not followed by another", BrokenIsTheirOwnAffair),
     "proposed-once": Mutant("a proposal that was lost is not said again", ProposalSaidOnce),
     "started-once": Mutant("a start that was lost is not said again", StartSaidOnce, first=80, faults=WIND),
     "not-urgent": Mutant("survivors are told to finish a step that has no end", NothingIsUrgent),
     "no-gate": Mutant("a death does not let the world start that waits for it", DeathOpensNoGate),
     "least-ignored": Mutant("fewer train than must", LeastIgnored),
-    "everybody": Mutant("more train than are wanted", EverybodyTrains),
+    "too-many": Mutant("more train than are wanted", TooManyTrain),
     "mixed": Mutant("the first world mixes arithmetics", FirstWorldMixesArithmetic, first=290, other=0.5),
-    "never-join": Mutant("who came while a world was being formed never joins", LateComersNeverJoin),
-    "left-unheard": Mutant("who left unheard is waited for", MembersLeaveUnheard),
+    "never-join": Mutant("a worker that came while a world was being formed never joins", LateComersNeverJoin),
+    "left-unheard": Mutant("a worker that left unheard is waited for", MembersLeaveUnheard),
 }

@@ -68,7 +68,7 @@ class Play:
         return out + self.restored(replica) if of(c.RestoreServer, out) else out
 
     def restored(self, *servers: str, error: str = "") -> list[c.Command]:
-        """Servers stand where they were told to, or cannot; nobody named: all that are there."""
+        """Servers restored what they were asked to, or cannot; none named: all that are there."""
         out: list[c.Command] = []
         for server in servers or [r.name for r in self.job.replicas.joined("ps")]:
             timeline = self.job.servers.checkpoints.timeline
@@ -77,7 +77,7 @@ class Play:
             out += self.hear(e.ServerRestored(server, timeline, error), 0.0)
         return out
 
-    def everybody(self) -> list[c.Command]:
+    def join_all(self) -> list[c.Command]:
         out: list[c.Command] = []
         for index in range(self.terms.servers):
             out += self.join(name("ps", index))

@@ -19,7 +19,7 @@ def texts(commands: list[c.Command]) -> str:
 def saved_at_4(records: int = 40, servers: int = 2, **more: Any) -> Play:
     """A job with a checkpoint of version 4 that has gone on to version 6: shard a is done, b is at 1, c untouched."""
     play = Play(records=records, per_shard=3, servers=servers, workers=1, schedule=EVERY_4, **more)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 3)
     play.commit("train/0/1", 1)
     play.save()

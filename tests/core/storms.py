@@ -18,10 +18,10 @@ FAULTS = {
     "kill": 3, "terminate": 2, "break stream": 4, "break world": 2, "hang": 1, "find hung": 2, "reap": 4,
     "scale": 1, "silence": 1, "restart master": 1, "master dies acting": 1, "commit late": 2, "kill all": 1,
 }  # fmt: skip
-# Streams and worlds break, and hardly anybody dies: what is held where is the question.
+# Streams and worlds break, and workers rarely die: what is held where is the question.
 WIND = {"break stream": 12, "break world": 8, "commit late": 6, "connect": 10, "kill": 2, "terminate": 2, "scale": 2}
 SILENCE = {"break stream": 12, "silence": 6, "connect": 4}  # for longer than a worker goes on without the master
-# Who leaves may be the last one.
+# A leaving worker may be the last one.
 LAST = {"terminate": 8, "kill": 8, "break world": 4, "break stream": 2, "scale": 1}
 LEAVERS = {"terminate": 8, "kill": 2, "scale": 2}
 

@@ -1,4 +1,4 @@
-"""The whole all-reduce job: from the first step to the last, whoever is lost or leaves."""
+"""The whole all-reduce job: from the first step to the last, whichever workers are lost or leave."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_model_is_exported_by_one_worker_at_the_end() -> None:
     play = Play(export=True)
     play.trains(W[0], W[1])
     assert play.step(10) == [c.ExportModel(W[0], 1)]
-    assert play.hear(e.ModelExported(W[1], "/m")) == [], "only from who was asked"
+    assert play.hear(e.ModelExported(W[1], "/m")) == [], "only from the worker that was asked"
     out = play.hear(e.ModelExported(W[0], "/m", audit="every record once"))
     assert play.told(out) == ["Audit: every record once", "Exported the model to /m"]
     assert play.job.outcome == "succeeded" and play.job.closing.exported == "/m"
@@ -129,7 +129,7 @@ def test_a_killed_worker_is_replaced_and_the_time_until_the_others_went_on_is_ke
     assert (recovery.replica, recovery.seconds) == (W[1], 0.5) and play.job.repeated == 0
 
 
-def test_when_everybody_dies_the_newest_checkpoint_is_where_the_job_goes_on() -> None:
+def test_when_all_die_the_newest_checkpoint_is_where_the_job_goes_on() -> None:
     play = Play(schedule=Schedule(seconds=10.0))
     play.trains(W[0], W[1])
     play.step(4)
@@ -266,7 +266,7 @@ def test_leavers_save_too_when_a_lasting_checkpoint_is_yet_to_come() -> None:
     assert of(c.SaveState, play.leave(W[0])) == [c.SaveState(W[0], 2, NEXT)]
 
 
-def test_a_leaver_saves_when_the_only_one_who_would_have_stayed_dies() -> None:
+def test_a_leaver_saves_when_the_only_one_that_would_have_stayed_dies() -> None:
     play = Play()
     play.trains(W[0], W[1])
     play.step(4)
@@ -274,7 +274,7 @@ def test_a_leaver_saves_when_the_only_one_who_would_have_stayed_dies() -> None:
     assert of(c.SaveState, play.end(W[1])) == [c.SaveState(W[0], 1, NEXT)]
 
 
-def test_a_leaver_saves_when_the_only_one_who_would_have_stayed_loses_touch() -> None:
+def test_a_leaver_saves_when_the_only_one_that_would_have_stayed_loses_touch() -> None:
     play = Play()
     play.trains(W[0], W[1])
     play.step(3)
@@ -294,7 +294,7 @@ def test_another_leaver_saves_when_the_one_that_was_asked_loses_touch() -> None:
     assert of(c.SaveState, out) == [c.SaveState(W[0], 2, NEXT)]
 
 
-def test_a_leaver_that_is_back_hears_of_its_save_before_it_hears_that_nobody_trains() -> None:
+def test_a_leaver_that_is_back_hears_of_its_save_before_it_hears_that_training_is_paused() -> None:
     play = Play()
     play.trains(W[0], W[1])
     play.step(3)

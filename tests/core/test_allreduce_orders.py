@@ -53,7 +53,7 @@ def test_a_stop_does_not_take_an_older_checkpoint_for_the_one_it_asked_for() -> 
     assert play.publish()[-1] == c.FinishJob("stopped", "asked to; the checkpoint holds step 6")
 
 
-def test_a_stop_while_a_world_is_being_formed_asks_one_who_holds_the_state() -> None:
+def test_a_stop_while_a_world_is_being_formed_asks_one_that_holds_the_state() -> None:
     play = Play()
     play.trains(W[0], W[1])
     play.step(4)
@@ -61,7 +61,7 @@ def test_a_stop_while_a_world_is_being_formed_asks_one_who_holds_the_state() -> 
     assert of(c.SaveState, play.hear(e.StopRequested("asked to"))) == [c.SaveState(W[1], 1, NEXT)]
 
 
-def test_whoever_dies_while_it_saves_for_a_stop_is_followed_by_another_and_then_by_the_last_checkpoint() -> None:
+def test_a_worker_that_dies_while_it_saves_for_a_stop_is_followed_by_another_and_then_by_the_last_checkpoint() -> None:
     play = Play(schedule=Schedule(seconds=10.0))
     play.trains(W[0], W[1])
     play.step(3)
@@ -131,7 +131,7 @@ def test_a_new_master_finds_the_job_as_it_was() -> None:
     assert not of(c.ProposeWorld, play.join(W[0], W[1], generation=1)) and play.job.membership.training
 
 
-def test_who_died_while_the_master_was_away_is_missed_at_once() -> None:
+def test_a_worker_that_died_while_the_master_was_away_is_missed_at_once() -> None:
     play = Play()
     play.trains(W[0], W[1])
     play.step(4)
@@ -165,7 +165,7 @@ def test_a_step_to_save_at_that_a_leaver_never_comes_to_is_another_workers() -> 
 
 
 def strangers_only() -> Play:
-    """Who trained is gone, its checkpoint is there, and a worker came whose arithmetic is another."""
+    """The worker that trained is gone, its checkpoint is there, and a worker came whose arithmetic is another."""
     play = Play(workers=1, schedule=Schedule(seconds=10.0))
     play.trains(W[0])
     play.step(4)
@@ -204,7 +204,7 @@ def test_a_worker_of_the_first_arithmetic_goes_on_however_late() -> None:
 # Records that cannot be trained.
 
 
-def test_a_record_that_is_left_out_is_told_once_whoever_meets_it() -> None:
+def test_a_record_that_is_left_out_is_reported_once_whichever_workers_meet_it() -> None:
     play = Play(max_bad_records=2)
     play.trains(W[0], W[1])
     out = play.hear(e.RecordLeftOut(W[0], 17, "record 17 of f", "torn"))
@@ -241,7 +241,7 @@ def test_the_audit_waits_for_a_worker_out_of_touch_which_may_have_set_records_as
     assert play.replayed() == play.job
 
 
-def test_the_audit_waits_for_those_who_have_yet_to_find_a_new_master() -> None:
+def test_the_audit_waits_for_those_that_have_yet_to_find_a_new_master() -> None:
     play = Play(audit=True, max_bad_records=2)
     play.trains(W[0], W[1])
     play.step(9)
@@ -266,7 +266,7 @@ def test_the_audit_does_not_wait_for_a_worker_that_is_known_to_be_gone() -> None
 
 
 @pytest.mark.parametrize("terms", [{"audit": True}, {"export": True, "max_bad_records": 2}])
-def test_nobody_is_waited_for_where_nothing_can_be_set_aside_or_nobody_asks(terms: dict[str, Any]) -> None:
+def test_no_worker_is_waited_for_where_no_record_can_be_skipped_or_no_audit_is_asked_for(terms: dict[str, Any]) -> None:
     play = Play(**terms)
     play.trains(W[0], W[1])
     play.hear(e.ReplicaDropped(W[1], f"inc-{W[1]}"))

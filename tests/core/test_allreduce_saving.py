@@ -55,7 +55,7 @@ def test_what_is_being_written_is_known_when_something_later_is_published() -> N
     play.publish()
     assert play.job.saves.open_cuts == {1}
     play.end(W[0])
-    assert 1 not in play.job.saves.open_cuts, "who was to write it is gone"
+    assert 1 not in play.job.saves.open_cuts, "the worker that was to write it is gone"
 
 
 def test_a_checkpoint_that_was_overtaken_does_not_take_the_place_of_the_newer_one() -> None:
@@ -87,7 +87,7 @@ def test_a_save_passes_to_another_when_its_worker_dies() -> None:
     play.step(2)
     play.end(W[0])
     assert of(c.SaveState, play.enter((1, 2))) == [c.SaveState(W[1], 2, 4)]
-    assert play.hear(e.ServerWrote(W[0], 1, '{"step": 4}')) == [c.SettleSave(1, "", W[0])], "nobody waits for it"
+    assert play.hear(e.ServerWrote(W[0], 1, '{"step": 4}')) == [c.SettleSave(1, "", W[0])], "no save waits for it"
 
 
 def test_a_save_passes_to_another_when_its_worker_is_in_the_world_no_more() -> None:
@@ -181,7 +181,7 @@ def test_a_lasting_checkpoint_whose_writer_dies_is_made_by_another_at_once() -> 
     play = Play(schedule=Schedule(steps=4))
     play.trains(W[0], W[1])
     play.step(5)
-    assert not of(c.SaveState, play.end(W[0])), "nobody trains"
+    assert not of(c.SaveState, play.end(W[0])), "no world trains"
     assert of(c.SaveState, play.enter((1, 5))) == [c.SaveState(W[1], 2, NEXT)], "and not at step 8"
     play.save(5)
     assert play.job.checkpoint == "/c/step-5" and [s.at for s in play.job.saves.asked] == [8]
@@ -198,7 +198,9 @@ def test_a_job_does_not_end_before_the_last_lasting_checkpoint_is_made_by_anothe
     assert play.job.outcome == "succeeded" and play.job.checkpoint == "/c/step-4"
 
 
-def test_what_is_owed_when_all_is_trained_is_written_by_who_holds_it_though_too_few_are_left_to_train() -> None:
+def test_what_is_owed_when_all_is_trained_is_written_by_a_worker_that_holds_it_though_too_few_are_left_to_train() -> (
+    None
+):
     play = Play(schedule=Schedule(steps=10), least=2)
     play.trains(W[0], W[1])
     play.step(10)
@@ -221,8 +223,8 @@ def test_what_is_owed_is_not_asked_of_one_out_of_touch_and_is_when_it_is_back() 
     assert play.job.outcome == "succeeded"
 
 
-def test_who_lacks_the_last_step_is_not_taken_for_one_that_can_write_it() -> None:
-    """It left the exchange of that step when the other, who had committed it, was gone: the step is trained again."""
+def test_a_worker_that_lacks_the_last_step_is_not_taken_for_one_that_can_write_it() -> None:
+    """It left the exchange of that step when the other, which had committed it, was gone: the step is trained again."""
     play = Play(schedule=Schedule(steps=10), least=2)
     play.trains(W[0], W[1])
     play.step(10)

@@ -1,4 +1,4 @@
-"""Workers that somebody starts by hand: they take part as they come, and nobody takes their place."""
+"""Workers started by hand: they take part as they come, and are not replaced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def come(play: Play, index: int) -> list[c.Command]:
     return play.hear(e.WorkerCame(index))
 
 
-def test_nobody_launches_a_worker_and_one_that_comes_trains_everything() -> None:
+def test_no_worker_is_launched_and_one_that_comes_trains_everything() -> None:
     play = by_hand()
     assert [x.role for x in of(c.LaunchReplica, play.all)] == ["ps"]
     assert of(c.Announce, come(play, 1)) == [c.Announce(f"{W1} was started by hand")]
@@ -28,7 +28,7 @@ def test_nobody_launches_a_worker_and_one_that_comes_trains_everything() -> None
     assert (play.job.outcome, play.job.shards.done_records) == ("succeeded", 8)
 
 
-def test_nobody_takes_the_place_of_one_that_is_gone_and_the_next_gets_its_shards() -> None:
+def test_one_that_is_gone_is_not_replaced_and_the_next_gets_its_shards() -> None:
     play = by_hand()
     come(play, 1)
     play.join(W1)

@@ -24,7 +24,7 @@ def shown(play: Play, out: list[c.Command]) -> list[str]:
 
 
 def formed(play: Play, after: float, copy: float = 0.0, left: float = 0.0) -> None:
-    """Everybody confirms, having taken `left` seconds to leave, and forms the world `after` seconds later."""
+    """All confirm, having taken `left` seconds to leave, and forms the world `after` seconds later."""
     m = play.job.membership
     for name in m.members:
         play.hear(e.WorldConfirmed(name, m.generation, (1, 4), left))

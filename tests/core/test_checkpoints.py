@@ -149,7 +149,7 @@ def test_what_the_clock_takes_does_not_push_out_what_the_user_asked_for() -> Non
     assert [(k.position.version, k.lasting) for k in made.known[1:]] == [(100, True), (104, False), (105, False)]
 
 
-def test_the_checkpoint_a_job_began_with_belongs_to_somebody_else_and_is_never_deleted() -> None:
+def test_the_checkpoint_a_job_began_with_belongs_to_another_job_and_is_never_deleted() -> None:
     made = checkpoints(steps=5, keep=1)
     made.known = [Checkpoint("/other/version-50", Position(50), lasting=True)]
     gone = [x for n in range(11, 16) for x in save(made, n, 5 * n, lasting=True) if isinstance(x, c.DeleteCheckpoints)]

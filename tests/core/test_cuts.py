@@ -81,7 +81,7 @@ def test_a_shard_that_closes_between_two_reports_is_not_torn() -> None:
 def test_a_barrier_under_which_nothing_moves_is_lifted() -> None:
     barrier = cuts()
     barrier.start(VIEW, 0)
-    assert barrier.give_way() == [], "nobody holds yet"
+    assert barrier.give_way() == [], "no server holds yet"
     barrier.held("s0", 1, {X: 3}, {X}, {X})
     assert barrier.give_way()[0] == c.ReleaseServers(1)
     assert barrier.repaired({X: 2}) == []
@@ -118,7 +118,7 @@ def test_a_cut_that_has_yet_to_begin_gives_way_to_an_earlier_one() -> None:
     assert not barrier.gives_way_to(7, 3), "not an earlier one"
     assert not barrier.gives_way_to(0, 7), "its time has come"
     barrier.held("s0", 1, {X: 3}, {X}, {X})
-    assert not barrier.gives_way_to(5, 3), "somebody holds already"
+    assert not barrier.gives_way_to(5, 3), "a server holds already"
 
 
 def test_a_saved_cut_that_is_tried_again_is_still_one_that_lasts() -> None:

@@ -12,5 +12,5 @@ PAGE = Path(__file__).parents[2] / "docs" / "decisions" / "exactly-once.md"
 def test_the_page_counts_the_mutants_and_names_the_command() -> None:
     words = " ".join(PAGE.read_text().split())
     assert len(MUTANTS) == 4 + 30
-    assert "Four bugs of the old ElasticDL and thirty that this design invites" in words
+    assert "four that the old ElasticDL had, and thirty that this design invites" in words
     assert "python -m tests.simulation 43" in words

@@ -64,13 +64,13 @@ def test_a_world_that_starts_stands_where_the_state_does_that_it_begins_with() -
     play.trains(W[0], W[1], W[2])
     play.reach(3, 36)
     play.end(W[2])
-    play.confirm(W[0], (1, 4), 40)  # the fourth, which nobody had told of yet: four records were left of the epoch
+    play.confirm(W[0], (1, 4), 40)  # the fourth, not reported yet: four records were left of the epoch
     play.confirm(W[1], (1, 3), 36)
     assert (play.job.step, play.job.records) == (4, 40)
     assert play.job.replicas.replicas and play.replayed() == play.job
 
 
-def test_when_everybody_is_lost_the_job_stands_where_the_checkpoint_does() -> None:
+def test_when_all_are_lost_the_job_stands_where_the_checkpoint_does() -> None:
     play = Following(2, schedule=Schedule(seconds=5.0))
     play.trains(W[0], W[1])
     play.reach(2, 16)

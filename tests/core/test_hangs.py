@@ -36,7 +36,7 @@ def hung_at(hangs: Hangs, first: float) -> list[e.Event]:
     return hangs.hung(first + AGAIN_SECONDS)
 
 
-def test_who_stands_still_is_looked_at_twice() -> None:
+def test_a_worker_that_stands_still_is_looked_at_twice() -> None:
     hangs = training()
     pulse(hangs, W[0], 10)
     assert hangs.deadline() == 10 + FLOOR_SECONDS
@@ -47,17 +47,17 @@ def test_who_stands_still_is_looked_at_twice() -> None:
     assert hangs.hung(first + AGAIN_SECONDS) == [e.WorkerHung(W[0], why, 10)]
 
 
-def test_a_master_that_stood_still_itself_takes_nobody_for_hung() -> None:
+def test_a_master_that_stood_still_itself_takes_none_for_hung() -> None:
     hangs = training()
     for worker in W[:2]:
         pulse(hangs, worker, 10)
-    assert hangs.hung(30) == [], "it may be that nobody listened"
+    assert hangs.hung(30) == [], "the master itself may not have listened"
     for worker in W[:2]:
         pulse(hangs, worker, 30.1)
     assert hangs.hung(30 + AGAIN_SECONDS) == [] and hangs.deadline() == 30.1 + FLOOR_SECONDS
 
 
-def test_who_comes_back_after_it_was_out_of_touch_is_not_hung() -> None:
+def test_a_worker_that_comes_back_after_it_was_out_of_touch_is_not_hung() -> None:
     hangs = training()
     pulse(hangs, W[0], 10)
     hangs.back(W[0], 30, 0)
@@ -66,7 +66,9 @@ def test_who_comes_back_after_it_was_out_of_touch_is_not_hung() -> None:
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_who_says_nothing_after_it_came_back_is_hung_whatever_a_master_before_has_heard_of_it(leaves: bool) -> None:
+def test_a_worker_that_says_nothing_after_it_came_back_is_hung_whatever_a_master_before_has_heard_of_it(
+    leaves: bool,
+) -> None:
     play = Play()
     play.trains(W[0], W[1])
     hangs = watching(play)
@@ -79,7 +81,7 @@ def test_who_says_nothing_after_it_came_back_is_hung_whatever_a_master_before_ha
     assert hung == e.WorkerHung(W[1], "silent for 5.5 s (last: wait of step 0)", 10)
 
 
-def test_an_exchange_that_nobody_gets_out_of_breaks_the_world_and_nobody_is_taken_for_hung() -> None:
+def test_an_exchange_that_none_gets_out_of_breaks_the_world_and_none_is_taken_for_hung() -> None:
     hangs = training()
     for worker in W[:2]:
         pulse(hangs, worker, 39.9, seconds=29.9, phase="exchange")
@@ -89,7 +91,7 @@ def test_an_exchange_that_nobody_gets_out_of_breaks_the_world_and_nobody_is_take
     assert hangs.hung(first + AGAIN_SECONDS) == [e.WorldBroken(W[0], 1, 7, why)]
 
 
-def test_a_silent_network_while_the_state_is_copied_breaks_the_world_and_costs_nobody_its_life() -> None:
+def test_a_silent_network_while_the_state_is_copied_breaks_the_world_and_costs_no_worker_its_life() -> None:
     play = Play()
     play.join(W[0], W[1])
     for worker in W[:2]:
@@ -118,7 +120,7 @@ def test_a_world_whose_exchange_ended_while_the_master_stood_still_is_not_broken
     assert hangs.hung(40 + AGAIN_SECONDS) == [] and hangs.hung(41) == []
 
 
-def test_who_lost_its_stream_is_hung_when_everybody_else_waits_for_it_and_not_while_they_go_on() -> None:
+def test_a_worker_that_lost_its_stream_is_hung_when_all_others_wait_for_it_and_not_while_they_go_on() -> None:
     """A process that stands still answers no ping: whether its stream breaks before it is missed is chance."""
     play = Play()
     play.trains(W[0], W[1])
@@ -141,7 +143,7 @@ def test_who_lost_its_stream_is_hung_when_everybody_else_waits_for_it_and_not_wh
     assert [(s.name, s.grace_seconds) for s in of(c.StopReplica, out)] == [(W[1], STACK_SECONDS)]
 
 
-def test_who_was_busy_with_what_may_take_long_when_its_stream_broke_is_given_the_time() -> None:
+def test_a_worker_that_was_busy_with_what_may_take_long_when_its_stream_broke_is_given_the_time() -> None:
     play = Play()
     play.trains(W[0], W[1])
     hangs = watching(play)
@@ -153,7 +155,7 @@ def test_who_was_busy_with_what_may_take_long_when_its_stream_broke_is_given_the
 
 @pytest.mark.parametrize("least", [1, 2])
 def test_a_worker_that_hangs_is_found_also_when_it_is_told_to_go(least: int) -> None:
-    """With a least of two nobody trains without it: the other waits in the exchange all the same."""
+    """With a least of two there is no world without it: the other waits in the exchange all the same."""
     play = Play(least=least)
     play.trains(W[0], W[1])
     hangs = watching(play)
@@ -169,8 +171,8 @@ def test_a_worker_that_hangs_is_found_also_when_it_is_told_to_go(least: int) -> 
     assert [s.name for s in of(c.StopReplica, out)] == [W[1]]
 
 
-def test_who_was_told_to_go_and_has_left_its_world_may_take_its_time() -> None:
-    """It may write a checkpoint yet; nobody waits for it."""
+def test_a_worker_that_got_sigterm_and_has_left_its_world_may_take_its_time() -> None:
+    """It may still write a checkpoint; no worker waits for it."""
     play = Play()
     play.trains(W[0], W[1])
     hangs = watching(play)
@@ -182,8 +184,8 @@ def test_who_was_told_to_go_and_has_left_its_world_may_take_its_time() -> None:
     assert [hung.worker for hung in hung_at(hangs, 1000 + hangs.pulses.hang_seconds)] == [W[1]]
 
 
-def test_who_hangs_in_a_world_that_went_on_without_it_is_found_as_well() -> None:
-    """Nobody waits for it, but its place would never be taken."""
+def test_a_worker_that_hangs_in_a_world_that_went_on_without_it_is_found_as_well() -> None:
+    """No worker waits for it, but it would never be replaced."""
     play = Play()
     play.trains(W[0], W[1])
     hangs = watching(play)
@@ -215,7 +217,7 @@ def test_a_silent_network_breaks_a_world_that_was_to_end_with_the_step(change: s
     assert hangs.hung(41) == hangs.hung(41 + AGAIN_SECONDS) == [], "it is being dealt with"
 
 
-def test_who_does_not_get_out_of_the_last_step_of_a_world_that_the_others_have_left_breaks_it() -> None:
+def test_a_worker_that_does_not_get_out_of_the_last_step_of_a_world_that_the_others_have_left_breaks_it() -> None:
     play = Play(workers=3)
     play.trains(W[0], W[1])
     hangs = watching(play)
@@ -228,7 +230,7 @@ def test_who_does_not_get_out_of_the_last_step_of_a_world_that_the_others_have_l
     assert [p.urgent for p in of(c.ProposeWorld, out)] == [True]
 
 
-def test_who_lost_its_stream_and_is_waited_for_is_hung_also_when_the_world_is_to_change() -> None:
+def test_a_worker_that_lost_its_stream_and_is_waited_for_is_hung_also_when_the_world_is_to_change() -> None:
     play = Play(workers=3)
     play.trains(W[0], W[1])
     hangs = watching(play)
@@ -242,7 +244,7 @@ def test_who_lost_its_stream_and_is_waited_for_is_hung_also_when_the_world_is_to
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_who_cannot_be_called_out_of_an_exchange_is_hung_a_while_after_that_was_given_up(left: bool) -> None:
+def test_a_worker_that_cannot_be_called_out_of_an_exchange_is_hung_a_while_after_that_was_given_up(left: bool) -> None:
     """A driver that does not answer: neither the exchange ends, nor what is to end it. The heartbeat goes on."""
     play = Play(workers=3)
     play.trains(*W[:3])

@@ -29,7 +29,7 @@ def test_training_starts_when_the_last_server_has_joined() -> None:
 
 def test_a_job_without_validation_data_ends_with_its_last_batch() -> None:
     play = Play()
-    play.everybody()
+    play.join_all()
     play.train_out()
     assert play.all[-1] == c.FinishJob("succeeded", "all 8 records are trained")
     assert (play.job.outcome, play.job.reason) == ("succeeded", "all 8 records are trained")
@@ -38,14 +38,14 @@ def test_a_job_without_validation_data_ends_with_its_last_batch() -> None:
 
 def test_max_step_ends_the_job_early() -> None:
     play = Play(records=100, max_step=3)
-    play.everybody()
+    play.join_all()
     play.train_out()
     assert play.job.outcome == "succeeded" and play.job.shards.done_records == 6
 
 
 def test_every_epoch_trains_every_record() -> None:
     play = Play(epochs=3)
-    play.everybody()
+    play.join_all()
     play.train_out()
     assert {epoch: d.records for epoch, d in play.job.shards.done.items()} == {0: 8, 1: 8, 2: 8}
     assert [x.epoch for x in of(c.CloseEpoch, play.all)] == [0, 1, 2]
@@ -53,7 +53,7 @@ def test_every_epoch_trains_every_record() -> None:
 
 def test_the_model_is_exported_by_one_worker_after_everything_else() -> None:
     play = Play(export=True, workers=2)
-    play.everybody()
+    play.join_all()
     play.train_out()
     assert [s.id for s in play.job.shards.leased.values()] == ["export/0/0"]
     assert not play.job.outcome
@@ -63,18 +63,18 @@ def test_the_model_is_exported_by_one_worker_after_everything_else() -> None:
 
 def test_a_lost_exporter_is_followed_by_another() -> None:
     play = Play(export=True, workers=2)
-    play.everybody()
+    play.join_all()
     play.train_out()
     exporter = play.job.shards.leased["export/0/0"].worker
     assert [(g.shard, g.attempt) for g in of(c.GrantLease, play.end(exporter, PREEMPTED))] == [("export/0/0", 2)]
 
 
-# Who dies of what.
+# Deaths and their causes.
 
 
 def test_a_killed_worker_is_replaced_and_its_shard_goes_on_where_it_was() -> None:
     play = Play(workers=1)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     assert [(x.role, x.index) for x in of(c.LaunchReplica, play.end(W0, PREEMPTED))] == [("worker", 1)]
     play.join(W1)
@@ -86,21 +86,21 @@ def test_a_killed_worker_is_replaced_and_its_shard_goes_on_where_it_was() -> Non
 
 def test_a_traceback_in_the_first_batch_fails_the_job_at_once() -> None:
     play = Play()
-    play.everybody()
+    play.join_all()
     out = play.hear(e.BatchFailed(W0, "train/0/0", 1, 0, "Traceback\nValueError: 7"))
     assert out[-1] == c.FinishJob("failed", "the first batch failed:\nTraceback\nValueError: 7")
 
 
 def test_a_model_that_the_servers_refuse_ends_the_job_with_their_reason_and_blames_no_record() -> None:
     play = Play()
-    play.everybody()
+    play.join_all()
     out = play.hear(e.WorkerUnfit(W0, "the servers do not take this model: its tables changed"))
     assert out == [c.FinishJob("failed", "the servers do not take this model: its tables changed")]
 
 
 def test_a_worker_that_dies_of_its_batch_costs_no_budget_but_the_batch_a_strike() -> None:
     play = Play(budget=Budget(crashes=0), max_bad_records=1)
-    play.everybody()
+    play.join_all()
     out = play.end(W0, CRASHED, "killed by SIGSEGV")
     assert of(c.FinishJob, out) == [] and of(c.LaunchReplica, out)
     assert [(s.id, s.strikes) for s in play.job.shards.waiting] == [("train/0/0", 1), ("train/0/1", 0)]
@@ -108,13 +108,13 @@ def test_a_worker_that_dies_of_its_batch_costs_no_budget_but_the_batch_a_strike(
 
 def test_a_worker_that_dies_with_nothing_to_do_costs_its_budget() -> None:
     play = Play(records=2, workers=2, budget=Budget(crashes=0), max_bad_records=1)
-    play.everybody()
+    play.join_all()
     assert [x.outcome for x in of(c.FinishJob, play.end(W1, CRASHED))] == ["failed"]
 
 
-def test_who_was_out_of_touch_when_it_crashed_casts_no_blame() -> None:
+def test_a_worker_that_was_out_of_touch_when_it_crashed_casts_no_blame() -> None:
     play = Play(budget=Budget(crashes=0), max_bad_records=1)
-    play.everybody()
+    play.join_all()
     play.hear(e.ReplicaDropped(W0, f"inc-{W0}"))
     play.now += IN_TOUCH_SECONDS
     play.end(W0, CRASHED, "killed by SIGSEGV")
@@ -124,15 +124,15 @@ def test_who_was_out_of_touch_when_it_crashed_casts_no_blame() -> None:
 
 def test_a_stream_that_breaks_with_the_process_does_not_hide_the_blame() -> None:
     play = Play(max_bad_records=1)
-    play.everybody()
+    play.join_all()
     play.hear(e.ReplicaDropped(W0, f"inc-{W0}"))
     play.end(W0, CRASHED, "killed by SIGSEGV")
     assert play.job.shards.waiting[0].strikes == 1
 
 
-def test_memory_that_runs_out_in_the_first_batch_is_raised_before_anybody_is_blamed() -> None:
+def test_memory_that_runs_out_in_the_first_batch_is_raised_before_a_worker_is_blamed() -> None:
     play = Play(budget=Budget(crashes=0))
-    play.everybody()
+    play.join_all()
     for index, factor in enumerate([1.5, 2.25]):
         out = play.end(f"elasticdl-j-worker-{index}", OUT_OF_MEMORY)
         assert [x.memory_factor for x in of(c.LaunchReplica, out)] == [factor]
@@ -142,7 +142,7 @@ def test_memory_that_runs_out_in_the_first_batch_is_raised_before_anybody_is_bla
 
 def test_a_worker_that_left_when_asked_to_is_preempted_whatever_its_exit_code() -> None:
     play = Play(budget=Budget(crashes=0))
-    play.everybody()
+    play.join_all()
     play.hear(e.ReplicaLeaving(W0))
     out = play.end(W0, FINISHED, "exit code 0")
     assert not play.job.outcome and of(c.LaunchReplica, out)
@@ -150,20 +150,20 @@ def test_a_worker_that_left_when_asked_to_is_preempted_whatever_its_exit_code() 
 
 def test_exit_zero_without_being_asked_is_a_failure() -> None:
     play = Play(budget=Budget(crashes=0))
-    play.everybody()
+    play.join_all()
     assert [x.outcome for x in of(c.FinishJob, play.end(W0, FINISHED, "exit code 0"))] == ["failed"]
 
 
 def test_a_job_that_failed_asks_for_nothing_more() -> None:
     play = Play(budget=Budget(crashes=0))
-    play.everybody()
+    play.join_all()
     out = play.end(W0, FINISHED)
     assert isinstance(out[-1], c.FinishJob) and of(c.LaunchReplica, out) == []
 
 
 def test_a_hello_of_another_process_under_a_taken_name_is_ignored() -> None:
     play = Play()
-    play.everybody()
+    play.join_all()
     assert play.hear(e.ReplicaJoined(W0, "another process", "", (), 2)) == []
 
 
@@ -172,7 +172,7 @@ def test_a_hello_of_another_process_under_a_taken_name_is_ignored() -> None:
 
 def test_a_worker_that_does_not_move_is_replaced() -> None:
     play = Play(budget=Budget(hang_seconds=100.0))
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     assert play.job.deadline() == play.now + 100
     assert play.hear(e.TimePassed(), after=99.0) == []
@@ -184,12 +184,12 @@ def test_a_worker_that_does_not_move_is_replaced() -> None:
 
 def test_a_batch_that_hangs_its_workers_is_blamed_like_one_that_crashes_them() -> None:
     play = Play(budget=Budget(hang_seconds=100.0, crashes=0), max_bad_records=1)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     out = play.hear(e.TimePassed(), after=100.0)
     assert c.Announce("Batch 1 of shard train/0/0 failed (1 of 2 times)") in out
     play.join(W1)
-    assert [s.id for s in play.job.shards.leased.values()] == ["train/0/0"], "who is under suspicion is alone"
+    assert [s.id for s in play.job.shards.leased.values()] == ["train/0/0"], "a suspect is alone"
     out = play.hear(e.TimePassed(), after=100.0)
     assert c.Announce("Searching shard train/0/0 for a bad record (candidates: 2)") in out
     play.join(W2)
@@ -203,21 +203,21 @@ def test_a_batch_that_hangs_its_workers_is_blamed_like_one_that_crashes_them() -
 
 def test_a_first_batch_that_hangs_is_given_a_second_chance() -> None:
     play = Play(budget=Budget(hang_seconds=100.0))
-    play.everybody()
+    play.join_all()
     out = play.hear(e.TimePassed(), after=100.0)
-    assert of(c.FinishJob, out) == [], "the machine may have been busy: nobody raised anything"
+    assert of(c.FinishJob, out) == [], "the machine may have been busy: no code raised"
 
 
 def test_a_worker_that_waits_for_work_is_not_hung() -> None:
     play = Play(records=2, workers=2, budget=Budget(hang_seconds=100.0))
-    play.everybody()
+    play.join_all()
     play.hear(e.TimePassed(), after=50.0)
     assert play.job.shards.idle_since(W1) is None
 
 
-def test_nobody_is_hung_while_the_servers_write() -> None:
+def test_no_worker_is_hung_while_the_servers_write() -> None:
     play = Play(budget=Budget(hang_seconds=100.0))
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     play.hear(e.StopRequested("enough"))
     play.hold(1, a=1)
@@ -225,9 +225,9 @@ def test_nobody_is_hung_while_the_servers_write() -> None:
     assert play.hear(e.TimePassed(), after=1000.0) == []
 
 
-def test_a_barrier_that_stops_everybody_is_lifted_before_anybody_is_called_hung() -> None:
+def test_a_barrier_that_stops_all_is_lifted_before_a_worker_is_called_hung() -> None:
     play = Play(servers=2, validation_records=4, evaluation_steps=1, budget=Budget(hang_seconds=100.0))
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     play.held(PS0, 1, a=2)
     out = play.hear(e.TimePassed(), after=100.0)
@@ -236,9 +236,9 @@ def test_a_barrier_that_stops_everybody_is_lifted_before_anybody_is_called_hung(
     assert of(c.StopReplica, play.hear(e.TimePassed(), after=100.0)), "now it is"
 
 
-def test_who_comes_back_after_a_long_silence_of_the_master_is_not_called_hung() -> None:
+def test_a_worker_that_comes_back_after_a_long_silence_of_the_master_is_not_called_hung() -> None:
     play = Play(budget=Budget(hang_seconds=100.0))
-    play.everybody()
+    play.join_all()
     play.hear(e.MasterStarted(((PS0, f"uid-{PS0}"), (W0, f"uid-{W0}"))), after=500.0)
     play.join(PS0)
     play.join(W0, e.Holding("train/0/0", 1, 0), e.Holding("train/0/1", 1, 0))
@@ -250,7 +250,7 @@ def test_who_comes_back_after_a_long_silence_of_the_master_is_not_called_hung() 
 
 def test_an_evaluation_round_is_pinned_spread_summed_up_and_reported() -> None:
     play = Play(validation_records=4, evaluation_steps=2)
-    out = play.everybody()
+    out = play.join_all()
     assert c.HoldServers(1, 2) in out, "told ahead, so that servers stop exactly there"
     play.commit("train/0/0", 2)
     assert c.CutServers(1, "view") in play.hold(1)
@@ -265,7 +265,7 @@ def test_an_evaluation_round_is_pinned_spread_summed_up_and_reported() -> None:
 
 def test_a_round_taken_late_is_labelled_with_the_version_it_really_has() -> None:
     play = Play(validation_records=2, evaluation_steps=1)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     play.hold(1, a=2, b=1)
     play.freeze(1)
@@ -277,7 +277,7 @@ def test_a_round_taken_late_is_labelled_with_the_version_it_really_has() -> None
 
 def test_the_job_ends_only_when_the_last_version_is_evaluated() -> None:
     play = Play(records=4, validation_records=2)
-    play.everybody()
+    play.join_all()
     play.train_out()
     assert not play.job.outcome
     play.hold(1)
@@ -289,7 +289,7 @@ def test_the_job_ends_only_when_the_last_version_is_evaluated() -> None:
 
 def test_a_torn_batch_is_trained_again_before_the_round_and_the_cut_retried() -> None:
     play = Play(records=16, servers=2, workers=1, validation_records=2, evaluation_steps=1)
-    play.everybody()
+    play.join_all()
     play.held(PS0, 1, a=1)
     play.end(W0, PREEMPTED)
     out = play.held(PS1, 1, a=0)
@@ -321,13 +321,13 @@ def test_a_torn_batch_that_stands_behind_another_shard_of_its_new_worker_does_no
 
 def test_a_stop_saves_a_cut_publishes_it_and_then_ends() -> None:
     play = Play(servers=2)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     out = play.hear(e.StopRequested("Ctrl-C"))
     assert "Stopping the job (Ctrl-C); saving a checkpoint first" in of(c.Announce, out)[0].text
     assert c.HoldServers(1, 0) in out
     assert c.CutServers(1, "save") in play.hold(1, a=1, b=1)
-    assert play.freeze(1) == [], "nobody goes on"
+    assert play.freeze(1) == [], "no server goes on"
     at = Position(2, (1, 0), {"train/0/0": (1, 2), "train/0/1": (1, 2)}, {0: EpochDone(2, 4)})
     assert play.write(1) == [c.PublishCheckpoint(1, at, ((PS0, "f0"), (PS1, "f1")), lasting=True)]
     assert not play.job.outcome, "the checkpoint does not exist before its manifest does"
@@ -338,7 +338,7 @@ def test_a_stop_saves_a_cut_publishes_it_and_then_ends() -> None:
 
 def test_a_master_that_dies_before_the_manifest_is_written_writes_it_when_it_is_back() -> None:
     play = Play()
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     play.hear(e.StopRequested("enough"))
     play.hold(1, a=1)
@@ -346,7 +346,7 @@ def test_a_master_that_dies_before_the_manifest_is_written_writes_it_when_it_is_
     publish = of(c.PublishCheckpoint, play.write(1))
     again = play.hear(e.MasterStarted(((PS0, f"uid-{PS0}"), (W0, f"uid-{W0}"))))
     assert of(c.PublishCheckpoint, again) == publish
-    assert of(c.ReleaseServers, play.join(PS0)) == [], "the manifest is about this moment: nobody goes on"
+    assert of(c.ReleaseServers, play.join(PS0)) == [], "the manifest is about this moment: no server goes on"
     play.publish()
     assert play.job.outcome == "stopped"
 
@@ -354,7 +354,7 @@ def test_a_master_that_dies_before_the_manifest_is_written_writes_it_when_it_is_
 @pytest.mark.parametrize("where", ["server", "manifest"])
 def test_a_checkpoint_that_cannot_be_written_fails_the_job_and_says_why(where: str) -> None:
     play = Play()
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     play.hear(e.StopRequested("enough"))
     play.hold(1, a=1)
@@ -362,13 +362,13 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_job_and_says_why(where: s
     play.write(1, "disk full" if where == "server" else "")
     if where == "manifest":
         play.publish("disk full")
-    who = f"{PS0}: " if where == "server" else ""
-    assert (play.job.outcome, play.job.reason) == ("failed", f"the checkpoint could not be written: {who}disk full")
+    server = f"{PS0}: " if where == "server" else ""
+    assert (play.job.outcome, play.job.reason) == ("failed", f"the checkpoint could not be written: {server}disk full")
 
 
 def test_a_stop_without_a_place_for_checkpoints_ends_at_once() -> None:
     play = Play(schedule=Schedule(nowhere=True))
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     assert play.hear(e.StopRequested("enough")) == [c.FinishJob("stopped", f"enough; {NOWHERE}")]
 
@@ -380,7 +380,7 @@ def test_a_stop_before_the_servers_are_there_ends_at_once() -> None:
 
 def test_a_stop_before_the_first_batch_is_no_failure_though_there_is_nothing_to_save() -> None:
     play = Play()
-    play.everybody()
+    play.join_all()
     play.hear(e.StopRequested("enough"))
     play.hold(1, a=0)
     play.freeze(1)
@@ -389,7 +389,7 @@ def test_a_stop_before_the_first_batch_is_no_failure_though_there_is_nothing_to_
 
 def test_a_stop_takes_the_place_of_an_evaluation_that_is_being_prepared() -> None:
     play = Play(validation_records=2, evaluation_steps=4)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     out = play.hear(e.StopRequested("enough"))
     assert of(c.ReleaseServers, out)[0].cut == 1 and c.HoldServers(2, 0) in out
@@ -398,7 +398,7 @@ def test_a_stop_takes_the_place_of_an_evaluation_that_is_being_prepared() -> Non
 
 def test_after_a_stop_only_torn_batches_are_trained() -> None:
     play = Play(records=40, servers=2)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     play.hear(e.StopRequested("enough"))
     play.end(W0, PREEMPTED)
@@ -414,7 +414,7 @@ def test_after_a_stop_only_torn_batches_are_trained() -> None:
 
 def test_replay_leads_to_the_same_state_and_so_does_its_written_form() -> None:
     play = Play(records=16, servers=2, workers=2, validation_records=4, evaluation_steps=2, max_bad_records=1)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 2)
     play.hear(e.BatchFailed(W0, "train/0/1", 1, 0, "error"))
     play.end(W1, PREEMPTED)
@@ -426,10 +426,10 @@ def test_replay_leads_to_the_same_state_and_so_does_its_written_form() -> None:
 
 def test_the_replica_list_after_a_restart_is_the_only_source_of_commands() -> None:
     play = Play(workers=2)
-    play.everybody()
-    everybody = tuple((n, f"uid-{n}") for n in (PS0, W0, W1))
-    assert play.hear(e.MasterStarted(everybody)) == [], "nothing is missing"
-    out = play.hear(e.MasterStarted(everybody[:2]))
+    play.join_all()
+    running = tuple((n, f"uid-{n}") for n in (PS0, W0, W1))
+    assert play.hear(e.MasterStarted(running)) == [], "nothing is missing"
+    out = play.hear(e.MasterStarted(running[:2]))
     assert [x.index for x in of(c.LaunchReplica, out)] == [2]
     assert "train/0/2" not in play.job.shards.leased or play.job.shards.leased["train/0/2"].worker != W1
 

@@ -189,7 +189,7 @@ class ReplicasMachine(RuleBasedStateMachine):
         self.over = bool(of(c.FinishJob, out))
 
     def ends(self, event: e.Event) -> set[str]:
-        """Whom an event declares dead, as far as it is about the process that bears the name now."""
+        """The replica that an event declares dead, as far as it is about the process that bears the name now."""
         gone = isinstance(event, e.ReplicaGone) and self.replicas.concerns(event.name, event.uid)
         return {event.name} if gone and isinstance(event, e.ReplicaGone) else set()
 
@@ -250,7 +250,7 @@ class ReplicasMachine(RuleBasedStateMachine):
                 self.hear(e.ReplicaJoined(r.name, r.incarnation or "calm", "at"))
         if not self.over:
             for role, count in self.wanted.items():
-                assert len(self.replicas.joined(role)) == count, "churn stopped, somebody is missing"
+                assert len(self.replicas.joined(role)) == count, "churn stopped, a replica is missing"
                 numbers = sorted(self.replicas.slots[r.slot].number for r in self.replicas.joined(role))
                 assert numbers == list(range(count)), "a number is missing, or two have the same"
 
@@ -404,7 +404,7 @@ class JobMachine(RuleBasedStateMachine):
 
 
 def settle(machine: JobMachine) -> None:
-    """Everybody comes back and does what core asks for: the job must end."""
+    """All come back and do what core asks for: the job must end."""
     job = machine.job
     for _ in range(400):
         if job.outcome:

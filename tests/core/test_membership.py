@@ -14,7 +14,7 @@ from tests.core.membership_play import Play, proposal, start
 # The first world.
 
 
-def test_the_first_world_is_proposed_when_all_who_are_wanted_are_ready() -> None:
+def test_the_first_world_is_proposed_when_all_that_are_wanted_are_ready() -> None:
     play = Play()
     assert play.join("a") == []
     assert play.join("b") == [c.ProposeWorld(1, ("a", "b"), ("a", "b"), True, "2 workers are ready")]
@@ -28,7 +28,7 @@ def test_the_first_world_waits_a_little_for_the_rest_and_then_begins_without_the
     assert proposal(play.wait(0.1)).members == ("a",)
 
 
-def test_a_world_starts_when_all_have_confirmed_and_everybody_takes_the_model_of_the_first() -> None:
+def test_a_world_starts_when_all_have_confirmed_and_all_take_the_model_of_the_first() -> None:
     play = Play()
     play.join("a", "b")
     assert play.confirm(b=NOTHING) == []
@@ -71,7 +71,7 @@ def test_a_newcomer_joins_at_the_end_of_a_step_and_copies_the_state() -> None:
     assert started.state == (1, 7) and started.copies == {"c": "a"}
 
 
-def test_copies_are_shared_among_those_who_hold_the_state() -> None:
+def test_copies_are_shared_among_those_that_hold_the_state() -> None:
     play = Play(wanted=5)
     play.join("a", "b")
     play.wait(LAST_CALL_SECONDS)
@@ -82,14 +82,14 @@ def test_copies_are_shared_among_those_who_hold_the_state() -> None:
     assert started.copies == {"c": "a", "d": "b", "e": "a"}
 
 
-def test_whoever_is_told_to_go_leaves_at_the_end_of_a_step() -> None:
+def test_a_worker_that_gets_sigterm_leaves_at_the_end_of_a_step() -> None:
     play = Play()
     play.trains("a", "b")
     assert play.m.leave("a", play.now) == [c.ProposeWorld(2, ("b",), ("b", "a"), False, "leaving: a")]
     assert start(play.confirm(b=(1, 6))).copies == {}
 
 
-def test_when_everybody_leaves_nobody_is_held_back() -> None:
+def test_when_all_leave_none_is_held_back() -> None:
     play = Play()
     play.trains("a", "b")
     play.m.leave("a", play.now)
@@ -98,7 +98,7 @@ def test_when_everybody_leaves_nobody_is_held_back() -> None:
     assert play.m.phase is Phase.NONE
 
 
-def test_the_last_who_holds_the_state_stays_until_a_newcomer_has_copied_it() -> None:
+def test_the_last_that_holds_the_state_stays_until_a_newcomer_has_copied_it() -> None:
     play = Play(wanted=1)
     play.trains("a")
     play.join("b")
@@ -117,7 +117,7 @@ def test_a_leaver_stays_while_the_only_other_member_is_out_of_touch() -> None:
     assert proposal(play.join("b", generation=1)).members == ("b",)
 
 
-def test_a_world_that_does_not_stand_is_left_at_once_by_who_must_go() -> None:
+def test_a_world_that_does_not_stand_is_left_at_once_by_a_worker_that_must_go() -> None:
     play = Play()
     play.join("a", "b")
     play.confirm(a=NOTHING, b=NOTHING)
@@ -204,7 +204,7 @@ def test_another_process_under_the_same_name_holds_nothing_of_what_the_first_did
     assert "a" not in play.m.holders
 
 
-def test_who_is_put_down_counts_no_more_but_is_waited_for_where_it_was_alone() -> None:
+def test_a_worker_that_is_put_down_counts_no_more_but_is_waited_for_where_it_was_alone() -> None:
     play = Play(wanted=1)
     play.trains("a")
     play.m.exclude("a", play.now)
@@ -216,7 +216,7 @@ def test_who_is_put_down_counts_no_more_but_is_waited_for_where_it_was_alone() -
 # Worlds that break.
 
 
-def test_a_broken_world_with_everybody_in_touch_is_formed_again_of_the_same() -> None:
+def test_a_broken_world_with_all_in_touch_is_formed_again_of_the_same() -> None:
     play = Play()
     play.trains("a", "b")
     assert play.broken("b", "a") == [c.ProposeWorld(2, ("a", "b"), ("a", "b"), True, "b reported that the world broke")]
@@ -224,7 +224,7 @@ def test_a_broken_world_with_everybody_in_touch_is_formed_again_of_the_same() ->
     assert not play.m.to_evict
 
 
-def test_who_is_suspected_most_goes_when_worlds_break_again_and_again() -> None:
+def test_a_worker_that_is_suspected_most_goes_when_worlds_break_again_and_again() -> None:
     play = Play(wanted=3)
     play.trains("a", "b", "c")
     for _ in range(PATIENCE):
@@ -262,7 +262,7 @@ def test_a_world_that_breaks_while_it_waits_for_the_end_of_a_step_is_left_at_onc
     assert proposal(play.broken("a")).urgent
 
 
-def test_whoever_is_told_to_go_hears_which_world_goes_on_without_it_and_again_on_a_new_stream() -> None:
+def test_a_worker_that_gets_sigterm_hears_which_world_goes_on_without_it_and_again_on_a_new_stream() -> None:
     play = Play(wanted=2)
     play.trains("a", "b")
     play.m.leave("a", play.now)
@@ -278,7 +278,7 @@ def test_whoever_is_told_to_go_hears_which_world_goes_on_without_it_and_again_on
 def test_a_leaver_whose_word_that_it_holds_the_state_was_lost_is_not_left_waiting() -> None:
     play = Play(wanted=1)
     play.join("a", "b")
-    play.confirm(a=NOTHING)  # its group stands, and it trains: nobody has heard of it
+    play.confirm(a=NOTHING)  # its group stands, and it trains: the master has not heard of it
     play.drop("a")
     assert not play.m.joined("a", "inc-a", 1, "cpu", True, play.now)
     assert proposal(play.form("a")).members == ("b", "a"), "it alone can tell what it has, and when its world is over"

@@ -32,7 +32,7 @@ def test_a_broken_stream_changes_nothing_in_a_world_that_trains() -> None:
     assert play.join("b", generation=1) == []
 
 
-def test_who_is_out_of_touch_while_a_world_is_proposed_is_left_out_and_comes_back_later() -> None:
+def test_a_worker_that_is_out_of_touch_while_a_world_is_proposed_is_left_out_and_comes_back_later() -> None:
     play = Play()
     play.trains("a", "b")
     play.broken("a")
@@ -42,19 +42,19 @@ def test_who_is_out_of_touch_while_a_world_is_proposed_is_left_out_and_comes_bac
     assert proposal(play.form()).members == ("a", "b")
 
 
-def test_who_did_not_hear_the_start_is_told_again_and_the_same() -> None:
+def test_a_worker_that_did_not_hear_the_start_is_told_again_and_the_same() -> None:
     play = Play()
     play.trains("a", "b")
     play.broken("a")
     started = start(play.confirm(a=(1, 5), b=(1, 4)))
     play.drop("b")
-    play.m.checkpoint = ("step-9", 9)  # it came meanwhile, from somebody who is gone
+    play.m.checkpoint = ("step-9", 9)  # it came meanwhile, from a worker that is gone
     again = start(play.join("b"))
     assert (again.state, again.copies, again.directory) == (started.state, started.copies, "")
     assert again.to == ("b",)
 
 
-def test_who_left_the_world_unheard_has_broken_it() -> None:
+def test_a_worker_that_left_the_world_unheard_has_broken_it() -> None:
     play = Play()
     play.trains("a", "b")
     play.drop("a")
@@ -72,7 +72,7 @@ def test_a_step_tells_that_all_have_formed_though_word_of_it_was_lost() -> None:
     assert proposal(play.step(1)).members == ("a", "b", "c")
 
 
-def test_who_returns_from_a_world_that_is_over_is_called_out_of_it_at_once() -> None:
+def test_a_worker_that_returns_from_a_world_that_is_over_is_called_out_of_it_at_once() -> None:
     play = Play()
     play.trains("a", "b")
     play.drop("b")
@@ -83,7 +83,7 @@ def test_who_returns_from_a_world_that_is_over_is_called_out_of_it_at_once() -> 
     assert c.ProposeWorld(3, ("a", "b"), ("b",), True, "its world has ended") in out
 
 
-def test_who_was_to_be_in_a_world_that_is_given_up_is_told() -> None:
+def test_a_worker_that_was_to_be_in_a_world_that_is_given_up_is_told() -> None:
     play = Play(least=2)
     play.join("a", "b")
     assert proposal(play.gone("a")).to == ("b",)
@@ -111,7 +111,7 @@ def test_a_proposal_is_said_again_after_the_master_was_away() -> None:
     assert start(play.confirm(b=(1, 5))).members == ("a", "b")
 
 
-def test_who_does_not_find_the_new_master_is_left_out_of_a_world_to_come() -> None:
+def test_a_worker_that_does_not_find_the_new_master_is_left_out_of_a_world_to_come() -> None:
     play = Play()
     play.trains("a", "b")
     play.broken("a")
@@ -131,7 +131,7 @@ def test_a_start_that_the_old_master_did_not_send_is_sent_by_the_new_one() -> No
     assert start(play.join("b")).copies == {"b": "a"}
 
 
-def test_who_waits_as_a_standby_is_not_disturbed_by_a_new_master() -> None:
+def test_a_worker_that_waits_as_a_standby_is_not_disturbed_by_a_new_master() -> None:
     play = Play(wanted=1)
     play.trains("a")
     play.join("b")
@@ -143,7 +143,7 @@ def test_who_waits_as_a_standby_is_not_disturbed_by_a_new_master() -> None:
 # Rule 7: no two worlds commit side by side.
 
 
-def test_a_world_without_anybody_of_the_last_one_waits_until_that_one_must_have_stopped() -> None:
+def test_a_world_without_a_member_of_the_last_one_waits_until_that_one_must_have_stopped() -> None:
     play = Play(wanted=1)
     play.trains("a")
     play.drop("a")
@@ -184,7 +184,7 @@ def test_one_member_that_has_left_is_enough() -> None:
     assert start(play.confirm(a=(1, 5))).members == ("a",), "without it the others can finish no exchange"
 
 
-def test_who_comes_back_with_the_state_is_taken_in_by_a_world_that_waits_for_it() -> None:
+def test_a_worker_that_comes_back_with_the_state_is_taken_in_by_a_world_that_waits_for_it() -> None:
     play = Play(wanted=2)
     play.trains("a", "b")
     play.drop("b")
@@ -254,7 +254,7 @@ def test_a_live_state_is_preferred_to_a_checkpoint_of_the_same_step() -> None:
     assert start(play.confirm(a=(1, 5), b=(1, 7))).directory == ""
 
 
-def test_when_everybody_is_lost_the_newest_checkpoint_is_where_newcomers_begin() -> None:
+def test_when_all_are_lost_the_newest_checkpoint_is_where_newcomers_begin() -> None:
     play = Play()
     play.trains("a", "b", step=12)
     play.m.checkpoint = ("step-10", 10)
@@ -309,11 +309,11 @@ def test_what_is_on_disk_is_not_taken_up_with_another_arithmetic() -> None:
     assert proposal(play.gone("a")).members == ()
 
 
-def test_who_comes_back_from_the_last_world_is_taken_in_by_one_that_waits_for_its_end() -> None:
+def test_a_worker_that_comes_back_from_the_last_world_is_taken_in_by_one_that_waits_for_its_end() -> None:
     play = Play(wanted=3)
     play.join("a", "b")
     play.wait(LAST_CALL_SECONDS)
-    play.confirm(a=NOTHING, b=NOTHING)  # nobody holds anything yet, but they may begin any moment
+    play.confirm(a=NOTHING, b=NOTHING)  # none holds anything yet, but they may begin any moment
     play.drop("a")
     play.gone("b")
     play.join("c")

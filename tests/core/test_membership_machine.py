@@ -18,14 +18,14 @@ from tests.core.storms import SCHEDULES, WIND, Storm
 from tests.core.worlds import JOB, Worlds, pick
 
 SETTINGS = settings(max_examples=60, stateful_step_count=50, deadline=None, derandomize=True)
-WHO = st.integers(0, 5)
+INDEX = st.integers(0, 5)
 KINDS = ("state copied", "sum missed", "master restarted", "damaged checkpoint")
 
 
-def some(worlds: Worlds, who: int) -> str:
+def some(worlds: Worlds, index: int) -> str:
     """One of the newest processes; empty when there is none."""
     alive = [n for n, w in worlds.workers.items() if w.alive]
-    return pick(alive[-6:], who) if alive else ""
+    return pick(alive[-6:], index) if alive else ""
 
 
 class WorldsMachine(RuleBasedStateMachine):
@@ -38,10 +38,10 @@ class WorldsMachine(RuleBasedStateMachine):
         for turn in range(calm):
             self.worlds.calm_turn(turn)
 
-    @rule(who=WHO, times=st.integers(1, 4))
-    def act(self, who: int, times: int) -> None:
+    @rule(index=INDEX, times=st.integers(1, 4))
+    def act(self, index: int, times: int) -> None:
         for _ in range(times):
-            if name := some(self.worlds, who):
+            if name := some(self.worlds, index):
                 self.worlds.deliver(name)
                 self.worlds.act(name)
 
@@ -60,41 +60,41 @@ class WorldsMachine(RuleBasedStateMachine):
         order = iter(range(100))
         self.worlds.exchange(lambda: next(order) != missed, lambda: said)
 
-    @rule(who=WHO)
-    def commit_late(self, who: int) -> None:
-        if name := some(self.worlds, who):
+    @rule(index=INDEX)
+    def commit_late(self, index: int) -> None:
+        if name := some(self.worlds, index):
             self.worlds.commit_late(name)
 
-    @rule(who=WHO, cause=st.sampled_from([PREEMPTED, PREEMPTED, CRASHED]))
-    def kill(self, who: int, cause: str) -> None:
-        if name := some(self.worlds, who):
+    @rule(index=INDEX, cause=st.sampled_from([PREEMPTED, PREEMPTED, CRASHED]))
+    def kill(self, index: int, cause: str) -> None:
+        if name := some(self.worlds, index):
             self.worlds.kill(name, cause)
 
-    @rule(who=WHO)
-    def terminate(self, who: int) -> None:
-        if name := some(self.worlds, who):
+    @rule(index=INDEX)
+    def terminate(self, index: int) -> None:
+        if name := some(self.worlds, index):
             self.worlds.terminate(name)
 
-    @rule(who=WHO, noticed=st.booleans())
-    def break_stream(self, who: int, noticed: bool) -> None:
-        if name := some(self.worlds, who):
+    @rule(index=INDEX, noticed=st.booleans())
+    def break_stream(self, index: int, noticed: bool) -> None:
+        if name := some(self.worlds, index):
             self.worlds.break_stream(name)
             if noticed:
                 self.worlds.notice(name)
 
-    @rule(who=WHO)
-    def connect(self, who: int) -> None:
-        if name := some(self.worlds, who):
+    @rule(index=INDEX)
+    def connect(self, index: int) -> None:
+        if name := some(self.worlds, index):
             self.worlds.connect(name)
 
-    @rule(who=WHO, suspect=WHO)
-    def break_world(self, who: int, suspect: int) -> None:
-        if name := some(self.worlds, who):
+    @rule(index=INDEX, suspect=INDEX)
+    def break_world(self, index: int, suspect: int) -> None:
+        if name := some(self.worlds, index):
             self.worlds.break_world(name, (some(self.worlds, suspect),))
 
-    @rule(who=WHO)
-    def hang(self, who: int) -> None:
-        if name := some(self.worlds, who):
+    @rule(index=INDEX)
+    def hang(self, index: int) -> None:
+        if name := some(self.worlds, index):
             self.worlds.hang(name)
 
     @rule()
@@ -130,9 +130,9 @@ class WorldsMachine(RuleBasedStateMachine):
     def restart_master(self) -> None:
         self.worlds.restart_master()
 
-    @rule(who=WHO)
-    def master_dies_acting(self, who: int) -> None:
-        name = some(self.worlds, who)
+    @rule(index=INDEX)
+    def master_dies_acting(self, index: int) -> None:
+        name = some(self.worlds, index)
         if name and self.worlds.workers[name].outbox:
             self.worlds.deliver(name, dies=True)
 

@@ -1,4 +1,4 @@
-"""Who stands still while others wait for it: what pulses say, and when that is enough."""
+"""Which worker stands still while others wait for it: what pulses say, and when that is enough."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ def heard(pulses: Pulses, worker: str, phase: str, seconds: float, now: float, s
     pulses.heard(worker, 7, phase, seconds, step_seconds, now)
 
 
-def test_who_waits_in_the_exchange_is_never_the_one_that_is_hung() -> None:
+def test_a_worker_that_waits_in_the_exchange_is_never_the_one_that_is_hung() -> None:
     pulses = Pulses(hang_seconds=300)
     heard(pulses, "a", "exchange", 100, now=100)
     heard(pulses, "b", "compute", 100, now=100)
     assert pulses.hung(["a", "b"], 100) == [("b", "compute of step 7 has taken 100.0 s", 0)]
 
 
-def test_who_says_nothing_any_more_is_hung_wherever_it_was() -> None:
+def test_a_worker_that_says_nothing_any_more_is_hung_wherever_it_was() -> None:
     pulses = Pulses(hang_seconds=300)
     heard(pulses, "a", "exchange", 0, now=10)
     assert pulses.hung(["a"], 10 + FLOOR_SECONDS - 0.1) == []
@@ -52,7 +52,7 @@ def exchanging(pulses: Pulses, worker: str, since: float, now: float, step: int 
     pulses.heard(worker, step, "exchange", now - since, 0.1, now, generation)
 
 
-def test_an_exchange_that_all_are_in_has_an_end_and_one_that_somebody_is_late_for_has_none() -> None:
+def test_an_exchange_that_all_are_in_has_an_end_and_one_that_a_member_is_late_for_has_none() -> None:
     pulses = Pulses(hang_seconds=300)
     exchanging(pulses, "a", since=0, now=200)
     heard(pulses, "b", "data", 1, now=200)
@@ -70,8 +70,8 @@ def copying(pulses: Pulses, worker: str, since: float, now: float, step: int = 7
     pulses.heard(worker, step, "copy", now - since, 0.0, now, generation)
 
 
-def test_a_copy_of_which_nothing_comes_any_more_breaks_the_world_and_nobody_of_it_is_hung() -> None:
-    """Who sends the state, who is given it and who waits for both: none of them can be told from the others."""
+def test_a_copy_of_which_nothing_comes_any_more_breaks_the_world_and_none_of_it_is_hung() -> None:
+    """Sender, receiver and those that wait for both look alike."""
     pulses = Pulses(hang_seconds=300)
     copying(pulses, "a", since=100, now=400, step=7)
     copying(pulses, "b", since=95, now=400, step=0)
@@ -95,7 +95,7 @@ def test_a_short_limit_for_hung_workers_is_one_for_copies_as_well() -> None:
     assert pulses.stuck_at(["a", "b"], 3, True) == 10 + 12
 
 
-def test_the_clock_is_asked_for_when_somebody_may_turn_out_to_be_hung() -> None:
+def test_the_clock_is_asked_for_when_a_worker_may_turn_out_to_be_hung() -> None:
     pulses = Pulses(hang_seconds=300)
     assert pulses.deadline(["a"]) is None
     heard(pulses, "a", "compute", 2, now=10)
@@ -104,7 +104,7 @@ def test_the_clock_is_asked_for_when_somebody_may_turn_out_to_be_hung() -> None:
     assert pulses.deadline(["a"]) is None and pulses.limit_seconds == 300
 
 
-def test_who_was_out_of_touch_is_not_hung_when_it_comes_back() -> None:
+def test_a_worker_that_was_out_of_touch_is_not_hung_when_it_comes_back() -> None:
     pulses = Pulses(hang_seconds=300)
     heard(pulses, "a", "compute", 0, now=0)
     pulses.back("a", 20)

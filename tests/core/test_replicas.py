@@ -1,4 +1,4 @@
-"""Who is launched, who comes back, under which name, and why."""
+"""Which replicas are launched and replaced, under which name, and why."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def launched(commands: list[c.Command]) -> list[tuple[str, int]]:
     return [(x.role, x.index) for x in commands if isinstance(x, c.LaunchReplica)]
 
 
-def test_the_job_starts_with_everybody_it_wants() -> None:
+def test_the_job_starts_with_all_it_wants() -> None:
     house = House(workers=2, servers=1)
     assert launched(house.first) == [("ps", 0), ("worker", 0), ("worker", 1)]
     assert house.hear(e.TimePassed()) == [], "each is asked for once"
@@ -73,7 +73,7 @@ def numbers(commands: list[c.Command]) -> list[int]:
     return [x.number for x in commands if isinstance(x, c.LaunchReplica)]
 
 
-def test_who_comes_for_a_lost_worker_has_its_number_and_a_server_has_its_index() -> None:
+def test_the_replacement_of_a_worker_has_its_number_and_a_server_has_its_index() -> None:
     house = House(workers=3, servers=2)
     assert numbers(house.first) == [0, 1, 0, 1, 2]
     assert numbers(house.end(1, PREEMPTED)) == [1]
@@ -109,7 +109,7 @@ def test_preemption_never_counts_however_often_it_comes() -> None:
         assert launched(house.end(index, PREEMPTED)) == [("worker", index + 1)]
 
 
-def test_who_is_turned_away_is_asked_for_again_after_growing_pauses_and_never_counts() -> None:
+def test_a_replica_that_is_turned_away_is_asked_for_again_after_growing_pauses_and_never_counts() -> None:
     house = House(workers=1, crashes=0)
     for index, pause in enumerate([1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]):
         assert launched(house.end(index, TURNED_AWAY)) == []
@@ -117,7 +117,7 @@ def test_who_is_turned_away_is_asked_for_again_after_growing_pauses_and_never_co
         assert launched(house.hear(e.TimePassed(), after=0.1)) == [("worker", index + 1)]
     house.start("worker", 7)
     house.end(7, TURNED_AWAY)
-    assert launched(house.hear(e.TimePassed(), after=1.0)) == [("worker", 8)], "who had joined: from the first pause"
+    assert launched(house.hear(e.TimePassed(), after=1.0)) == [("worker", 8)], "it had joined: from the first pause"
 
 
 def test_a_crash_is_forgiven_within_the_budget_after_a_pause() -> None:
@@ -156,7 +156,7 @@ def test_exit_zero_before_the_end_is_a_failure() -> None:
     assert isinstance(house.end(0, FINISHED)[0], c.FinishJob)
 
 
-def test_who_ran_out_of_memory_comes_back_with_more_and_then_fails() -> None:
+def test_a_replica_that_ran_out_of_memory_comes_back_with_more_and_then_fails() -> None:
     house = House(workers=1, crashes=0)
     for index, factor in enumerate([1.5, 2.25]):
         house.start("worker", index)
@@ -200,7 +200,7 @@ def test_a_broken_stream_is_forgiven_when_it_comes_back_in_time() -> None:
     assert house.replicas.joined("worker")[0].state is State.JOINED
 
 
-def test_a_worker_that_stays_silent_is_replaced_and_nobody_is_blamed() -> None:
+def test_a_worker_that_stays_silent_is_replaced_and_none_is_blamed() -> None:
     house = House(workers=1, reconnect_seconds=30.0, crashes=0)
     house.start("worker", 0)
     house.hear(e.ReplicaDropped(name("worker", 0), "inc-worker-0"))
@@ -216,7 +216,7 @@ def test_a_process_that_took_a_name_keeps_others_out() -> None:
     house.start("worker", 0)
     assert house.replicas.admits(name("worker", 0), "inc-worker-0")
     assert not house.replicas.admits(name("worker", 0), "another process")
-    assert not house.replicas.admits(name("worker", 77), "nobody asked for it")
+    assert not house.replicas.admits(name("worker", 77), "not asked for")
 
 
 def test_the_end_of_an_earlier_process_of_the_name_is_not_the_end_of_this_one() -> None:
@@ -234,14 +234,14 @@ def test_a_stale_break_does_not_take_the_new_stream_for_broken() -> None:
     assert house.replicas.joined("worker")
 
 
-def test_who_speaks_before_the_cluster_tells_of_it_has_joined_all_the_same() -> None:
+def test_a_replica_that_speaks_before_the_cluster_tells_of_it_has_joined_all_the_same() -> None:
     house = House(workers=1)
     house.hear(e.ReplicaJoined(name("worker", 0), "inc"))
     house.hear(e.ReplicaStarted(name("worker", 0), "uid"))
     assert house.replicas.joined("worker")[0].uid == "uid"
 
 
-def test_who_spoke_and_fell_silent_before_the_cluster_told_of_it_is_not_called_one_that_never_connected() -> None:
+def test_a_replica_that_spoke_before_the_cluster_reported_it_and_fell_silent_has_connected() -> None:
     house = House(workers=1, reconnect_seconds=30.0, crashes=0)
     house.hear(e.ReplicaJoined(name("worker", 0), "inc"))
     house.hear(e.ReplicaDropped(name("worker", 0), "inc"))
@@ -253,7 +253,7 @@ def test_who_spoke_and_fell_silent_before_the_cluster_told_of_it_is_not_called_o
 # Servers come back under their own name.
 
 
-def test_a_lost_server_comes_back_under_its_own_name_and_its_loss_is_somebody_elses_to_deal_with() -> None:
+def test_a_lost_server_comes_back_under_its_own_name_and_its_loss_is_left_to_the_machine() -> None:
     house = House(workers=0, servers=2)
     house.start("ps", 1)
     out = house.end(1, PREEMPTED, role="ps")
@@ -366,7 +366,7 @@ def test_a_server_launched_by_the_master_before_is_not_taken_for_its_predecessor
     assert launched(out) == [("ps", 0)] and house.replicas.losses == 2
 
 
-def test_who_came_and_went_while_the_master_was_away_is_not_launched_under_its_name_again() -> None:
+def test_a_replica_that_came_and_went_while_the_master_was_away_is_not_launched_under_its_name_again() -> None:
     house = House(workers=1)
     out = house.hear(e.MasterStarted((), ((name("worker", 0), "uid-worker-0"),)))
     assert launched(out) == []
@@ -382,14 +382,14 @@ def test_a_replica_that_was_to_be_stopped_is_stopped_by_the_next_master() -> Non
     assert out == [c.StopReplica(name("worker", 0), "silent for 30 s", 0.0)]
 
 
-def test_nobody_is_replaced_after_the_end() -> None:
+def test_none_is_replaced_after_the_end() -> None:
     house = House(workers=1)
     house.start("worker", 0)
     house.replicas.finished = True
     assert house.end(0, FINISHED) == []
 
 
-def test_who_is_at_work_is_sent_away_last() -> None:
+def test_a_replica_that_is_at_work_is_sent_away_last() -> None:
     house = House(workers=2)
     house.start("worker", 0)
     house.start("worker", 1)
@@ -401,7 +401,7 @@ def test_who_is_at_work_is_sent_away_last() -> None:
     assert launched(again) == [], "the place is still taken by the one that was sent away"
 
 
-def test_who_still_waits_for_room_when_the_master_returns_is_not_taken_for_one_that_runs() -> None:
+def test_a_replica_that_still_waits_for_room_when_the_master_returns_is_not_taken_for_one_that_runs() -> None:
     house = House(workers=1, start_seconds=10.0, crashes=0)
     uid = "uid-worker-0"
     house.hear(e.ReplicaHeldUp(name("worker", 0), uid, "unschedulable", "unschedulable: no room"))
@@ -453,7 +453,7 @@ def test_a_server_whose_pod_was_removed_by_force_does_not_come_back_as_its_own_s
     assert house.replicas.admits(name("ps", 0), "the new one")
 
 
-def test_a_server_that_others_told_to_go_counts_although_it_is_we_who_stop_it_then() -> None:
+def test_a_server_that_others_stop_counts_although_we_stop_it_then() -> None:
     house = House(workers=0, servers=1)
     house.start("ps", 0)
     house.replicas.replace(name("ps", 0), PREEMPTED, "told to go", house.now, [])

@@ -1,4 +1,4 @@
-"""A server is lost: everybody goes back to the newest checkpoint, and what was said before does not count."""
+"""A server is lost: all go back to the newest checkpoint, and earlier messages do not count."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.core.rollback_play import EVERY_4, SOON, finish, saved_at_4, texts
 
 def test_a_checkpoint_is_cut_exactly_at_its_step_and_training_goes_on_while_it_is_written() -> None:
     play = Play(records=40, per_shard=3, schedule=EVERY_4)
-    out = play.everybody()
+    out = play.join_all()
     assert c.HoldServers(1, 4) in out, "told ahead"
     play.commit("train/0/0", 3)
     play.commit("train/0/1", 1)
@@ -28,9 +28,9 @@ def test_a_checkpoint_is_cut_exactly_at_its_step_and_training_goes_on_while_it_i
     assert c.SettleSave(1, "/c/version-4") in out and c.HoldServers(2, 8) in out
 
 
-def test_the_position_of_a_checkpoint_is_the_one_of_its_cut_with_batches_nobody_had_reported_yet() -> None:
+def test_the_position_of_a_checkpoint_is_the_one_of_its_cut_with_batches_not_reported_yet() -> None:
     play = Play(records=40, per_shard=3, schedule=SOON)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     play.hear(e.TimePassed(), after=10.0)
     play.hold(1, a=3, b=1)  # two batches of a and one of b are applied, and their report is on its way
@@ -52,7 +52,7 @@ def test_the_position_of_a_checkpoint_is_the_one_of_its_cut_with_batches_nobody_
 
 def test_by_the_clock_a_checkpoint_comes_without_any_event_of_its_own() -> None:
     play = Play(records=40, schedule=SOON)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     due = play.job.deadline()
     assert due is not None and due <= play.now + 10
@@ -62,7 +62,7 @@ def test_by_the_clock_a_checkpoint_comes_without_any_event_of_its_own() -> None:
 
 def test_a_checkpoint_by_the_clock_takes_the_turn_of_an_evaluation_that_is_far_away() -> None:
     play = Play(records=40, schedule=SOON, validation_records=2, evaluation_steps=15)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     out = play.hear(e.TimePassed(), after=10.0)
     assert of(c.ReleaseServers, out)[0].cut == 1 and c.HoldServers(2, 0) in out
@@ -101,7 +101,7 @@ def test_a_manifest_that_cannot_be_written_is_no_reason_to_stop_training_either(
 
 def test_the_last_checkpoint_that_the_user_asked_for_is_on_disk_before_the_job_ends() -> None:
     play = Play(records=8, minibatch=2, per_shard=4, schedule=EVERY_4)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 4)
     play.hold(1)
     play.freeze(1)
@@ -114,7 +114,7 @@ def test_the_last_checkpoint_that_the_user_asked_for_is_on_disk_before_the_job_e
 
 def test_what_is_written_only_for_the_servers_sake_does_not_keep_a_job_from_ending() -> None:
     play = Play(records=8, minibatch=2, per_shard=4, schedule=SOON)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     play.hear(e.TimePassed(), after=10.0)
     play.hold(1, a=1)
@@ -126,7 +126,7 @@ def test_what_is_written_only_for_the_servers_sake_does_not_keep_a_job_from_endi
 # Going back.
 
 
-def test_a_lost_server_comes_back_and_everybody_goes_back_to_the_newest_checkpoint() -> None:
+def test_a_lost_server_comes_back_and_all_go_back_to_the_newest_checkpoint() -> None:
     play = saved_at_4()
     leases = {(s.worker, s.id, s.attempt) for s in play.job.shards.leased.values()}
     out = play.end(PS1, PREEMPTED, "killed by SIGKILL")
@@ -176,7 +176,7 @@ def test_reports_of_the_old_timeline_do_not_count() -> None:
     assert play.job.shards.version == 4, "nor afterwards"
     holding = e.Holding("train/0/2", old["train/0/2"], 2)
     play.hear(e.ReplicaJoined(W0, play.incarnation(W0), "", (holding,), 2))
-    assert play.job.shards.version == 4, "nor from who was away all the time"
+    assert play.job.shards.version == 4, "nor from a server that was away all the time"
     play.hear(e.ServerRestored(PS0, 1))
     play.hear(e.ServerRestored(PS0, 1, "damaged"))
     assert play.job.servers.checkpoints.timeline == 2 and not play.job.outcome
@@ -206,7 +206,7 @@ def test_two_servers_lost_at_once_mean_two_timelines_and_the_same_place() -> Non
 
 def test_before_the_first_checkpoint_everything_is_trained_again() -> None:
     play = Play(records=40, servers=1, schedule=EVERY_4)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     out = play.end(PS0, PREEMPTED)
     assert "Rolling back from version 1 to version 0 (the beginning)" in texts(out)
@@ -262,7 +262,7 @@ def test_a_worker_that_falls_over_the_rollback_costs_neither_its_budget_nor_a_re
     assert not any(s.strikes for s in play.job.shards.waiting)
 
 
-def test_nobody_is_hung_while_servers_go_back() -> None:
+def test_no_worker_is_hung_while_servers_go_back() -> None:
     play = saved_at_4(budget=Budget(hang_seconds=100.0))
     play.end(PS0, PREEMPTED)
     play.hear(e.TimePassed(), after=1000.0)

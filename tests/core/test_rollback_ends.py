@@ -1,4 +1,4 @@
-"""Going back beside evaluation, audit and export; damage; servers that are told to go; stops; the journal."""
+"""Going back beside evaluation, audit and export; damage; servers that leave; stops; the journal."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_metrics_of_versions_that_never_were_are_forgotten() -> None:
     ) == ("view", 6)
 
 
-def test_a_round_that_was_under_way_is_held_again_where_everybody_went_back_to() -> None:
+def test_a_round_that_was_under_way_is_held_again_where_all_went_back_to() -> None:
     play = Play(records=40, per_shard=2, schedule=EVERY_4, validation_records=2, evaluation_steps=4)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 2)
     play.commit("train/0/1", 2)
     play.hold(1)
@@ -60,7 +60,7 @@ def test_a_round_that_was_under_way_is_held_again_where_everybody_went_back_to()
 
 def test_an_export_is_made_anew_of_the_model_that_survives() -> None:
     play = Play(records=8, per_shard=4, schedule=SOON, export=True)
-    play.everybody()
+    play.join_all()
     play.train_out()
     lease = play.job.shards.leased["export/0/0"]
     out = play.end(PS0, PREEMPTED)
@@ -76,7 +76,7 @@ def test_an_export_is_made_anew_of_the_model_that_survives() -> None:
 
 def test_an_audit_is_made_anew_too() -> None:
     play = Play(records=8, per_shard=4, audit=True, export=True)
-    play.everybody()
+    play.join_all()
     play.train_out()
     play.complete("audit/0/0", "exact")
     play.end(PS0, PREEMPTED)
@@ -101,7 +101,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_saying_so() -> None:
         "is wrong"
     ) in texts(out)
     assert "Rolling back from version 8 to version 4 (/c/version-4)" in texts(out)
-    assert play.job.servers.checkpoints.timeline == 3, "who stands at version 8 already must go back too"
+    assert play.job.servers.checkpoints.timeline == 3, "a server at version 8 already must go back too"
     play.join(PS1)
     play.restored(PS0)
     assert play.job.shards.version == 4 and not play.job.shards.paused
@@ -188,7 +188,7 @@ def test_a_stop_waits_for_the_checkpoint_that_is_being_written_and_then_takes_it
     assert play.job.reason == "enough; the checkpoint holds version 9"
 
 
-def test_a_stop_while_going_back_leaves_the_checkpoint_that_everybody_goes_back_to() -> None:
+def test_a_stop_while_going_back_leaves_the_checkpoint_that_all_go_back_to() -> None:
     play = saved_at_4()
     play.end(PS1, PREEMPTED)
     out = play.hear(e.StopRequested("enough"))
@@ -198,7 +198,7 @@ def test_a_stop_while_going_back_leaves_the_checkpoint_that_everybody_goes_back_
 
 def test_a_stop_while_going_back_to_the_beginning_says_what_that_means() -> None:
     play = Play(records=40)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 1)
     play.end(PS0, PREEMPTED)
     out = play.hear(e.StopRequested("enough"))

@@ -1,4 +1,4 @@
-"""Synchronous training in core: rounds and versions, who may be hung, who makes room for whom, cuts between rounds."""
+"""Synchronous training in core: rounds and versions, hung workers, room for late batches, cuts between rounds."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_version_is_the_first_round_that_is_not_whole() -> None:
     assert table.shards.version == 2
 
 
-def test_only_who_holds_a_batch_of_the_present_round_can_be_hung() -> None:
+def test_only_a_worker_that_holds_a_batch_of_the_present_round_can_be_hung() -> None:
     table = Table()
     table.join("a", "b")  # a: 0 and 1, b: 2 and 3
     assert table.held("b") == [2, 3]
@@ -175,7 +175,7 @@ def test_a_cut_that_goes_to_the_end_of_a_round_does_not_begin_again() -> None:
 
 def test_a_checkpoint_holds_whole_rounds_and_a_rollback_trains_the_rest_again() -> None:
     play = Play(records=12, minibatch=1, per_shard=1, servers=2, rounds=2)
-    play.everybody()
+    play.join_all()
     for index in range(5):
         play.commit(f"train/0/{index}", 1)
     assert play.job.shards.version == 2, "batch 4 is committed, its round is not whole"

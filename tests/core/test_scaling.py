@@ -1,4 +1,4 @@
-"""Another number of servers or workers while a job runs: nothing is trained twice, nobody waits longer than need be."""
+"""Another number of servers or workers while a job runs: nothing is trained twice, no worker waits needlessly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def save_held(play: Play, servers: tuple[str, ...], **counters: int) -> list[c.C
 
 def trained(servers: int = 1) -> Play:
     play = Play(records=40, per_shard=3, servers=servers)
-    play.everybody()
+    play.join_all()
     play.commit("train/0/0", 2)
     return play
 
@@ -48,7 +48,7 @@ def test_new_servers_are_launched_first_and_training_goes_on_until_they_are_ther
     assert not of(c.RestoreServer, out), "it holds nothing yet"
 
 
-def test_everybody_goes_on_at_the_very_version_of_the_cut_with_the_new_number_of_servers() -> None:
+def test_all_go_on_at_the_very_version_of_the_cut_with_the_new_number_of_servers() -> None:
     play = trained()
     scaled(play, 2)
     play.join(PS1)
@@ -65,7 +65,7 @@ def test_everybody_goes_on_at_the_very_version_of_the_cut_with_the_new_number_of
     assert play.job.servers.names == play.job.servers.cuts.servers == play.job.servers.checkpoints.servers == (PS0, PS1)
 
 
-def test_fewer_servers_wait_for_nobody_and_the_last_ones_go_when_their_rows_are_safe() -> None:
+def test_fewer_servers_wait_for_none_and_the_last_ones_go_when_their_rows_are_safe() -> None:
     play = trained(servers=2)
     out = scaled(play, 1)
     assert c.HoldServers(1, 0) in out and not of(c.StopReplica, out)
@@ -78,7 +78,7 @@ def test_fewer_servers_wait_for_nobody_and_the_last_ones_go_when_their_rows_are_
     assert of(c.GrantLease, play.restored(PS0))
 
 
-def test_a_server_that_is_only_to_come_may_die_without_anybody_going_back() -> None:
+def test_a_server_that_is_only_to_come_may_die_without_a_rollback() -> None:
     play = trained()
     scaled(play, 2)
     out = play.end(PS1, PREEMPTED)

@@ -1,4 +1,4 @@
-"""Leases: who trains which records, and what happens to them when somebody dies."""
+"""Leases: which worker trains which records, and what happens to them when one dies."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_shard_is_never_dropped_however_often_its_worker_is_lost() -> None:
     for attempt in range(1, 30):
         assert leases(table.join(f"w{attempt}", capacity=1)) == [(f"w{attempt}", "train/0/0", attempt)]
         table.lose(f"w{attempt}")
-    assert not table.shards.searches.open and table.shards.waiting[0].strikes == 0, "loss is nobody's fault"
+    assert not table.shards.searches.open and table.shards.waiting[0].strikes == 0, "a loss blames no record"
 
 
 def test_the_report_of_an_old_lease_is_refused_and_its_worker_told() -> None:

@@ -58,7 +58,7 @@ class Worker:
     broke: e.WorldBroken | None = None  # of the generation left last
     midway: bool = False  # that one was left in the middle of a step
     released: int = 0  # the newest generation that does without it
-    bereaved: History = ()  # what nobody else had when it left a world midway
+    bereaved: History = ()  # what no other worker had when it left a world midway
     saves: dict[int, int] = field(default_factory=dict)
     wrote: dict[int, e.ServerWrote] = field(default_factory=dict)
     export: int = 0  # the request to do so
@@ -175,12 +175,12 @@ class Worlds:
             case c.StopReplica(name):
                 if self.job.replicas.replicas[name].state is not Life.STOPPING:
                     self.terminate(name)
-                elif name not in self.doomed:  # it counts no more, and nobody speaks to it any more
+                elif name not in self.doomed:  # it counts no more, and gets no message any more
                     self.doomed.append(name)
                     self.break_stream(name)
             case c.ProposeWorld(generation, members, to):
                 if generation not in self.worlds:
-                    most = max(2, self.job.membership.wanted)  # with one who stays until another has the state
+                    most = max(2, self.job.membership.wanted)  # with one that stays until another has the state
                     holds(not members or self.terms.least <= len(members) <= most, f"{len(members)} are to train")
                 holds(self.worlds.setdefault(generation, members) == members, f"two worlds are called {generation}")
                 holds(generation == max(self.worlds), f"generation {generation} is proposed after {max(self.worlds)}")
@@ -308,7 +308,7 @@ class Worlds:
         """What is on its way is lost."""
         w = self.workers.get(name)
         if w is not None and w.up:
-            # The worker may find out later than the master, who may have restarted: every second one does.
+            # The worker may find out later than the master, which may have restarted: every second one does.
             w.up, w.away_since = False, self.now + len(self.journal) % 2 * NOTICE_SECONDS
             w.inbox.clear()
             w.outbox.clear()
@@ -464,15 +464,15 @@ class Worlds:
 
     def note_bereaved(self, w: Worker, midway: bool) -> None:
         """Whether the master could know that it must not go. Where several are the least, it may have been let go, with
-        nobody training, when others were still there."""
+        no worker training, when others were still there."""
         others = [p for p in self.workers.values() if p is not w and p.alive and p.state[1] >= w.state[1] - 1]
         last = w.generation == max(self.starts, default=0)
         known = last and w.formed and self.terms.least == 1 and self.job.step > 0 and w.state[1] > 0
-        known = known and len(self.worlds[w.generation]) > 1  # else there was nobody to be bereaved of
+        known = known and len(self.worlds[w.generation]) > 1  # else there was no other to lose
         w.bereaved = w.history if midway and known and not others else ()
 
     def go(self, w: Worker) -> None:
-        """Told to go, a worker ends: not with what nobody else has."""
+        """After SIGTERM a worker ends: not with what no other has."""
         if w.bereaved:
             self.met.add("bereaved leaver")
             what = f"{w.name} goes, and with it all of step {w.state[1]}"
@@ -521,7 +521,7 @@ class Worlds:
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        for w in list(self.workers.values()):  # whoever has heard nothing for so long stops, whatever it is at
+        for w in list(self.workers.values()):  # a worker that has heard nothing for so long stops, whatever it is at
             if self.over(w) and not w.hung:
                 self.kill(w.name, CRASHED)
         deadline = self.job.deadline()
@@ -554,7 +554,7 @@ class Worlds:
             living = {n for n, r in self.job.replicas.replicas.items() if r.state not in (Life.GONE, Life.STOPPING)}
             holds(set(m.workers) <= living, f"{set(m.workers) - living} are counted on and gone")
             holds(m.phase is not Phase.RUNNING or m.generation == m.running_generation, "another world runs")
-            holds(m.holders <= set(m.workers), "somebody who is not there holds the state")
+            holds(m.holders <= set(m.workers), "a worker that is not there holds the state")
 
     def check_start(self, start: c.StartWorld) -> None:
         again = self.starts.setdefault(start.generation, start)
@@ -588,7 +588,7 @@ class Worlds:
     # Calm.
 
     def settle(self) -> None:
-        """Nothing goes wrong any more: a world of all who are ready forms, steps go on, the job ends."""
+        """Nothing goes wrong any more: a world of all that are ready forms, steps go on, the job ends."""
         events = len(self.journal)
         self.find_all_hung()
         for turn in range(ROUNDS):
@@ -606,7 +606,7 @@ class Worlds:
         holds(len(self.journal) - events < 20 * ROUNDS, "too much was said")
 
     def calm_turn(self, turn: int) -> None:
-        """Nobody is helped by an exchange that breaks by itself: the master knows enough to call it off."""
+        """No exchange breaks by itself here: the master knows enough to abort it."""
         while self.launching:
             self.launch(self.job.membership.fingerprint or "cpu")
         while self.doomed:

@@ -115,7 +115,7 @@ class CommittedOffsetIgnored(Shards):
 
 
 class AttemptNotChecked(Ledger):
-    """An older lease may still push, and opens the shard for whoever comes."""
+    """An older lease may still push, and opens the shard for any worker."""
 
     def judge(self, push: Push) -> Ruling:
         entry = self.entries.get(push.shard)
@@ -180,7 +180,7 @@ class EvaluationReadsLiveValues(Server):
 
 @dataclass
 class LostWorkersAreLaunchedTwice(Replicas):
-    """A master that comes back launches everybody it knows of, whether they run or not."""
+    """A master that comes back launches all replicas it knows of, whether they run or not."""
 
     def handle(self, event: Event, now: float) -> list[Command]:
         if isinstance(event, MasterStarted):
@@ -258,7 +258,7 @@ class StaleGradientAccepted(Rounds):
 
 
 class RoundWithoutABatch(Rounds):
-    """The old system's: whoever comes late is left out."""
+    """The old system's: a late worker is left out."""
 
     def whole(self) -> bool:
         return super().whole() or len(self.kept.get(self.version, ())) >= max(1, self.size - 1)
@@ -471,7 +471,7 @@ MUTANTS: dict[str, Mutant] = {
     "live-evaluation": Mutant("evaluation reads the live values", Parts(server=EvaluationReadsLiveValues)),
     "replay-acts": Mutant("the replay of the journal is acted upon", Parts(replay_acts=True)),
     "launched-twice": Mutant(
-        "a master that comes back launches everybody again", with_replicas(LostWorkersAreLaunchedTwice)
+        "a master that comes back launches all replicas again", with_replicas(LostWorkersAreLaunchedTwice)
     ),
     "capacity-ignored": Mutant("a worker gets more leases than it wants", with_shards(CapacityIgnored)),
     "dead-lease": Mutant("the leases of a dead worker are kept", with_shards(LeaseOfTheDeadIsKept)),

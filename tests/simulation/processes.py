@@ -216,7 +216,7 @@ class Server:
         if sorted((p.epoch, p.index) for p, _ in mine) != batches:
             raise Violation(f"{self.name} applied round {number} as {[p.shard for p, _ in mine]}")
         for other in self.world.servers.values():
-            # Else whoever computes what is missing there does so on values of two versions.
+            # Else a worker computes what is missing there on values of two versions.
             same = other.ledger.timeline == self.ledger.timeline and other.ledger.version == number
             theirs = {(p.epoch, p.index) for p, _ in other.kept}
             if other is not self and other.alive and same and not theirs >= set(batches):
@@ -300,7 +300,7 @@ class Worker:
             else:
                 self.train(work, 0)
         elif work.kind == Kind.EVALUATE and not all(self.world.servers[n].alive for n in self.server_names()):
-            self.world.clock.after(0.5, lambda: self.compute(work))  # nobody answers
+            self.world.clock.after(0.5, lambda: self.compute(work))  # no answer
         elif work.kind != Kind.PROBE or not self.crashes(work, tuple(range(work.start, work.stop))):
             self.world.say(self, self.session.completed(work, self.result(work)))
             self.done()
@@ -398,7 +398,7 @@ class Worker:
         return True
 
     def push(self, work: Work, batch: int, positions: tuple[int, ...], computed_on: int) -> None:
-        """Push to every server, again and again until all have it or somebody says no."""
+        """Push to every server, again and again until all have it or one refuses."""
         world = self.world
         owed = self.server_names()
         unaware: set[str] = set()  # in synchronous training: those that do not know that all have it

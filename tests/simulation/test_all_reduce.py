@@ -47,14 +47,14 @@ def test_where_the_batch_follows_the_workers_every_record_is_trained_once_in_any
     assert len(lengths) > 20, "the worlds were not of different sizes"
 
 
-def test_whoever_hangs_is_found_by_what_it_says_or_does_not_say_also_when_it_is_told_to_go() -> None:
+def test_a_worker_that_hangs_is_found_by_what_it_says_or_does_not_say_also_after_sigterm() -> None:
     found = 0
     for seed in range(STORMS):
         try:
             found += "hung found" in Storm(seed, faults=HANGS, worlds=SessionWorlds).run().met
         except AssertionError as broken:
             raise AssertionError(f"storm {seed}: {broken}") from broken
-    assert found > 50, f"somebody was found in {found} storms only"
+    assert found > 50, f"a hung worker was found in {found} storms only"
 
 
 # Sessions with one bug each.
@@ -117,7 +117,7 @@ class StepsOfItsOwn(WorldMembership):
 
 @dataclass
 class StopsAlone(WorldMembership):
-    """Who knows of a proposal stops after the step, whether the others agreed or not."""
+    """A worker that knows of a proposal stops after the step, whether the others agreed or not."""
 
     def commit(self, stop: bool, records: int) -> None:
         super().commit(False, records)
@@ -135,7 +135,7 @@ class ConfirmsWithNothing(WorldMembership):
 
 @dataclass
 class GoesWithAllOfIt(WorldMembership):
-    """Told to go, a worker does so after a world that broke, and does not ask who is left."""
+    """After SIGTERM a worker leaves a world that broke, and does not ask which workers are left."""
 
     @property
     def needed(self) -> bool:

@@ -106,7 +106,7 @@ class World:
             return
         running = tuple((n, uid) for n, uid in self.uids.items() if n not in self.exits)
         ended = tuple((n, uid) for n, uid in self.uids.items() if n in self.exits)
-        for name, _ in ended:  # how they ended comes before who is missing
+        for name, _ in ended:  # how they ended comes before what is missing
             self.hear(self.exits[name])
         self.hear(e.MasterStarted(running, ended))
         for name in list(self.uids):
@@ -233,7 +233,7 @@ class World:
         if "no batch finished" in reason and worker is not None and not worker.stalled:
             raise Violation(f"{name} was held for hung, and was not: {reason}")
         self.stopped.add(name)
-        if worker is not None and worker.cut_off:  # nobody reaches it: it goes on, and what it says must not count
+        if worker is not None and worker.cut_off:  # no signal reaches it: it goes on, and its messages must not count
             self.clock.after(1.0, lambda: self.stop(name, reason))
         else:
             self.clock.after(0.1, lambda: self.process_ends(name, PREEMPTED, "stopped"))
