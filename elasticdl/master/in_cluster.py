@@ -86,10 +86,10 @@ async def run(spec: JobSpec, replica: str) -> int:
     try:
         return await _lead(await _find(api, spec, replica))
     except (asyncio.CancelledError, SentAway):
-        log.info("Received SIGTERM; the next master goes on")
+        log.info("Received SIGTERM; the next master continues the job")
         return ENDED_BY_SIGTERM
     except (Unreachable, VolumeAway) as error:  # the cluster's trouble, not this master's: it counts as no crash
-        log.error("%s; the next master goes on", error)
+        log.error("%s; the next master continues the job", error)
         return ENDED_BY_SIGTERM
     finally:
         await api.close()
@@ -174,7 +174,7 @@ async def _sent_away(master: Master, stay_seconds: tuple[float, float] = STAY_SE
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
     await told.wait()
-    log.info("Told to go by SIGTERM; replicas that are as well are saved first")
+    log.info("Received SIGTERM; saving replicas that are also terminating first")
     master.going = True
     least, most = stay_seconds
     await asyncio.sleep(least)  # a kubelet does not tell all of them in the same moment
@@ -183,11 +183,11 @@ async def _sent_away(master: Master, stay_seconds: tuple[float, float] = STAY_SE
 
 
 async def _clear(cluster: KubernetesCluster) -> None:
-    """End the replicas of a master whose journal is lost with its pod: they are of a job that begins anew."""
+    """End the replicas of a master whose journal is lost with its pod: the job starts again without them."""
     alive = {s.name for s in await cluster.list() if is_replica(s) and s.phase is not ReplicaPhase.GONE}
     if not alive:
         return
-    log.warning("The journal is gone, and what was trained: the job begins anew, without %s", ", ".join(sorted(alive)))
+    log.warning("The journal and the trained state are lost; restarting the job without %s", ", ".join(sorted(alive)))
     for name in alive:
         await cluster.kill(name)
     try:
@@ -198,7 +198,7 @@ async def _clear(cluster: KubernetesCluster) -> None:
                 if not alive:
                     return
     except TimeoutError as error:
-        raise Unreachable(f"{', '.join(sorted(alive))} did not end within {CLEAR_SECONDS:g} s") from error
+        raise Unreachable(f"{', '.join(sorted(alive))} still running after {CLEAR_SECONDS:g} s") from error
 
 
 async def _make_home(place: Place) -> None:
@@ -209,11 +209,11 @@ async def _make_home(place: Place) -> None:
         (problem,), denied = error.problems, isinstance(error.__cause__, PermissionError)
         chosen = storage.volume_of_choice(place.spec)
         if denied and chosen is not None and chosen.claim_name is not None:
-            log.info("%s; a pod that is root makes it", problem.what)
+            log.info("%s; starting a root pod to create it", problem.what)
             said = await _folder_by_root(place)
             with contextlib.suppress(UsageError):
                 return make_home(place.spec, place.paths)
-            problem = replace(problem, what=f"{problem.what}. A pod that is root could not help: {said}")
+            problem = replace(problem, what=f"{problem.what}. A root pod could not create it either: {said}")
         elif not denied and names.ANNOTATION_CRASHES in place.pod["metadata"].get("annotations", {}):
             raise VolumeAway(problem.what) from error  # the keeper made this master: the folder was there
         raise UsageError([problem]) from error
@@ -249,7 +249,7 @@ def make_home(spec: JobSpec, paths: names.JobPaths) -> None:
     except OSError as error:
         what = f"the job's state cannot be kept in {paths.root}: {error.strerror or error}"
         user = f"user {os.getuid()}"
-        remedy = f"Mount a volume that {user} may write to, or name another place on one with --state_dir."
+        remedy = f"Mount a volume that {user} may write to, or choose a path on one with --state_dir."
         raise UsageError([Problem("--state_dir", str(spec.state_dir), what, remedy)]) from error
 
 
@@ -298,7 +298,7 @@ def _with_checkpoints(spec: JobSpec, paths: names.JobPaths) -> JobSpec:
     return spec.with_values(checkpoint_dir=spec.checkpoint_dir or str(paths.checkpoint))
 
 
-# The keeper, which brings this master back: whoever of the two is lost, the other makes it again.
+# The keeper, which restarts this master: each of the two restarts the other.
 
 
 def _making(maker: Callable[[ReplicaRequest], Pod], owner: Object) -> Callable[[ReplicaRequest], Pod]:
@@ -339,7 +339,7 @@ async def _replace_keepers(cluster: Cluster, name: str) -> None:
         async for status in seen:
             if status.role == names.KEEPER and status.phase is ReplicaPhase.GONE:
                 why = status.exit.reason if status.exit is not None else "gone"
-                log.info("The keeper is gone (%s); making it again", why)
+                log.info("Restarting the keeper (%s)", why)
                 if pauses is None or loop.time() - made > SOON_SECONDS[1]:
                     pauses = Pauses(*SOON_SECONDS)
                 else:  # a node turns it away, say
@@ -364,7 +364,7 @@ async def _tell(place: Place, result: Result) -> bool:
     except ApiRefused as refusal:
         if not refusal.missed:
             raise
-        log.warning("This master's pod is gone; the next one tells how the job ended")
+        log.warning("This master's pod is gone; the next one reports how the job ended")
         return False
     return True
 
@@ -375,7 +375,7 @@ async def _clear_away(place: Place) -> None:
     try:
         await conclude(place.api, namespace, job, place.pod, place.owner["uid"])
     except WireError as error:
-        log.warning("What is left of the job is the keeper's to remove: %s", error)
+        log.warning("Leaving the rest of the job for the keeper to remove: %s", error)
 
 
 def _short(result: Result) -> Result:

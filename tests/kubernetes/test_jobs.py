@@ -178,7 +178,7 @@ def test_on_a_claim_that_stays_roots_a_pod_that_is_root_makes_the_jobs_folder(
             result = await job.result()
             assert result["outcome"] == "succeeded", f"{result}\n{job.story()}"
             assert int(result["status"]["records_done"]) == 800
-            assert "Permission denied; a pod that is root makes it" in job.log("master")
+            assert "Permission denied; starting a root pod to create it" in job.log("master")
             assert "initContainers" not in job.pods()["master"]["spec"]
             assert await job.cleared() == ["pod/elasticdl-roots-master"]
             assert not kubectl("get", "pod", "elasticdl-roots-master-folder", "--ignore-not-found", namespace=namespace)
@@ -199,7 +199,7 @@ def test_where_no_such_pod_may_be_made_the_job_fails_with_the_reason_and_the_rem
             result = await job.result()
             assert (result["outcome"], result["exit_code"]) == ("failed", 2)
             assert re.search(
-                r"Permission denied. A pod that is root could not help: .*exceeded quota", result["reason"]
+                r"Permission denied. A root pod could not create it either: .*exceeded quota", result["reason"]
             )
             assert "Mount a volume that user 1000 may write to" in result["reason"]
 

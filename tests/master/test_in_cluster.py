@@ -50,7 +50,7 @@ def test_a_place_that_cannot_be_written_to_is_named_with_the_remedy(tmp_path: Pa
         in_cluster.make_home(spec, JobPaths(tmp_path / "state", "default-1"))
     (problem,) = refused.value.problems
     assert problem.where == "--state_dir" and "cannot be kept in" in problem.what
-    assert "or name another place on one with --state_dir" in problem.remedy
+    assert "or choose a path on one with --state_dir" in problem.remedy
 
 
 def test_a_volume_that_is_away_when_a_master_returns_does_not_fail_the_job(tmp_path: Path) -> None:
