@@ -22,6 +22,7 @@ from elasticdl.cluster.protocol import Exit, ReplicaRequest
 from elasticdl.cluster.supervisor import Supervisor
 from elasticdl.errors import Refused, Unreachable
 from elasticdl.job import names
+from elasticdl.job.outcome import Outcome
 from elasticdl.job.spec import JobSpec
 from elasticdl.wire.auth import Keys
 
@@ -160,11 +161,11 @@ class Launcher:
         await self._supervisor.shutdown(0)
         number = self._interrupts.signal
         name = number.name if number is not None else "a signal"
-        return {"outcome": "stopped", "reason": f"at once by {name}; no checkpoint was written", "status": status}
+        return {"outcome": Outcome.STOPPED, "reason": f"at once by {name}; no checkpoint was written", "status": status}
 
 
 def _failed(reason: str, end: Exit) -> Result:
-    return {"outcome": "failed", "reason": "\n".join([reason, *end.last_lines]), "status": {}}
+    return {"outcome": Outcome.FAILED, "reason": "\n".join([reason, *end.last_lines]), "status": {}}
 
 
 def write_result(paths: names.JobPaths, result: Result) -> None:

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from elasticdl.errors import Refused, Unreachable
 from elasticdl.job.names import JobPaths
+from elasticdl.job.outcome import Outcome
 from elasticdl.wire import auth, tls
 from elasticdl.wire import control_pb2 as pb
 from elasticdl.wire.control_service import ControlStub
@@ -53,7 +54,7 @@ class MasterClient:
                     async for status in call:
                         wait = FIRST_RETRY_SECONDS
                         yield status
-                        ended = status.phase in ("succeeded", "stopped", "failed")
+                        ended = status.phase in tuple(Outcome)
                     if ended:
                         return
                 except grpc.aio.AioRpcError as error:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticdl.cli.view import CHANGE_PARTS, STYLES, by_kind, duration, number, short_name
+from elasticdl.job.outcome import Outcome
 from elasticdl.wire import control_pb2 as pb
 
 
@@ -79,7 +80,7 @@ def show_end(console: Console, job: str, outcome: str, reason: str, table: Seque
     line = Text.assemble((job, "bold"), " ", (outcome, STYLES.get(outcome, "")), f": {first}" if first else "")
     console.print(line, soft_wrap=True)
     if rest:
-        console.print(Text(rest, style="red" if outcome == "failed" else ""), soft_wrap=True)
+        console.print(Text(rest, style="red" if outcome == Outcome.FAILED else ""), soft_wrap=True)
     width = max(len(label) for label, _ in table)
     for label, text in table:
         console.print(Text.assemble((f"  {label:<{width}}  ", "dim"), text), soft_wrap=True)

@@ -24,6 +24,7 @@ from elasticdl.cli.view import View
 from elasticdl.cluster.checking import check
 from elasticdl.errors import Problem, UsageError
 from elasticdl.job import names
+from elasticdl.job.outcome import Outcome
 from elasticdl.job.resolve import Resolved
 from elasticdl.job.spec import JobSpec
 from elasticdl.master import preflight
@@ -177,9 +178,9 @@ def _screen(console: Console, order: Order) -> Screen:
 
 def _exit_code(result: Result, interrupts: Interrupts) -> int:
     match result["outcome"]:
-        case "succeeded":
+        case Outcome.SUCCEEDED:
             return 0
-        case "stopped":
+        case Outcome.STOPPED:
             return interrupts.exit_code or STOPPED_BY_COMMAND
     return 1
 
@@ -187,6 +188,6 @@ def _exit_code(result: Result, interrupts: Interrupts) -> int:
 def _conclude(console: Console, prepared: Prepared, result: Result) -> None:
     summary.show(console, prepared.paths.job_name, result, prepared.paths.logs)
     checkpoint = summary.status_of(result).checkpoint
-    if result["outcome"] == "stopped" and checkpoint:
+    if result["outcome"] == Outcome.STOPPED and checkpoint:
         console.print("Resume it with")
         console.print(f"  {resume_command(prepared.spec, Path(checkpoint))}", soft_wrap=True)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticdl.job.names import APP
+from elasticdl.job.outcome import Outcome
 from elasticdl.wire import control_pb2 as pb
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -89,7 +90,7 @@ class View:
         if status is None:
             parts: list[RenderableType] = [self._header("starting", time.monotonic() - self._began)]
         else:
-            over = status.phase in ("succeeded", "stopped", "failed")
+            over = status.phase in tuple(Outcome)
             ago = 0.0 if over else time.monotonic() - self._heard
             parts = [self._header(status.phase, status.now - status.started_at + ago), progress(status)]
             parts.append(self._figures(status))

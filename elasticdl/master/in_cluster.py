@@ -35,6 +35,7 @@ from elasticdl.errors import (
 )
 from elasticdl.files import write_durably
 from elasticdl.job import names, storage
+from elasticdl.job.outcome import Outcome
 from elasticdl.job.spec import JobSpec
 from elasticdl.master import preflight, running
 from elasticdl.master.master import Master, is_replica
@@ -123,10 +124,10 @@ async def _lead(place: Place) -> int:
         result = leading.result()
         if paths.root.is_dir():
             running.conclude(paths, result)
-        code = int(result.get("exit_code", 1)) if result["outcome"] == "failed" else 0
+        code = int(result.get("exit_code", 1)) if result["outcome"] == Outcome.FAILED else 0
         if not await _tell(place, {**result, "exit_code": code}):
             return code
-        if result["outcome"] == "succeeded" and not any(paths.checkpoint.glob("version-*")):
+        if result["outcome"] == Outcome.SUCCEEDED and not any(paths.checkpoint.glob("version-*")):
             shutil.rmtree(paths.root, ignore_errors=True)  # a volume must not fill up with jobs that are done
         keeping.cancel()  # or it would make the lease again, which goes now
         await _clear_away(place)
@@ -162,7 +163,7 @@ async def _to_the_end(place: Place) -> Result:
     except UsageError as error:
         for problem in error.problems:
             log.error("%s", problem)
-        return {"outcome": "failed", "reason": str(error), "status": {}, "exit_code": error.exit_code}
+        return {"outcome": Outcome.FAILED, "reason": str(error), "status": {}, "exit_code": error.exit_code}
 
 
 async def _sent_away(master: Master, stay_seconds: tuple[float, float] = STAY_SECONDS) -> None:

@@ -11,6 +11,7 @@ from elasticdl import faults
 from elasticdl.cluster.local import LocalCluster
 from elasticdl.errors import ElasticDLError
 from elasticdl.job import loglines, names
+from elasticdl.job.outcome import Outcome
 from elasticdl.job.spec import JobSpec
 from elasticdl.master import running
 
@@ -40,4 +41,4 @@ async def _run(spec: JobSpec, paths: names.JobPaths) -> int:
     listening = f"0.0.0.0:{address.rpartition(':')[2]}" if spec.workers_by_hand else address
     result = await running.run(spec, paths, LocalCluster(Path(os.environ[names.ENV_LAUNCHER])), listening)
     running.conclude(paths, result)
-    return 1 if result["outcome"] == "failed" else 0
+    return 1 if result["outcome"] == Outcome.FAILED else 0

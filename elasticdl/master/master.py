@@ -22,6 +22,7 @@ from elasticdl.core.replicas import CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED,
 from elasticdl.errors import Refused, Unreachable
 from elasticdl.job import loglines
 from elasticdl.job.names import KEEPER, MASTER, replica_name
+from elasticdl.job.outcome import Outcome
 from elasticdl.master.actions import Actions
 from elasticdl.master.journal import Journal
 from elasticdl.master.servicer import Streams
@@ -283,7 +284,7 @@ class Master:
     async def end(self) -> None:
         """Tell everybody that it is over, and see them go."""
         self.streams.say_goodbye(f"the job {self.machine.outcome}")
-        grace = END_SECONDS if self.machine.outcome != "failed" else 2.0
+        grace = END_SECONDS if self.machine.outcome != Outcome.FAILED else 2.0
         with contextlib.suppress(TimeoutError, Unreachable):
             await asyncio.wait_for(self._all_gone(), grace)
         if self.side.unlisted():  # whose end no cluster sees

@@ -20,6 +20,7 @@ from elasticdl.data.dataset import Dataset
 from elasticdl.errors import ElasticDLError, JobFailed, SentAway, UsageError
 from elasticdl.files import write_durably
 from elasticdl.job import loglines, names
+from elasticdl.job.outcome import Outcome
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.actions import Actions
 from elasticdl.master.journal import Journal
@@ -56,7 +57,8 @@ async def run(
             machine, now = _recover(spec, training, validation, journal)
         except ElasticDLError as error:
             log.error("%s", error)
-            return {"outcome": "failed", "reason": str(error), "status": {}}  # it will not go better the next time
+            # The next master would fare no better.
+            return {"outcome": Outcome.FAILED, "reason": str(error), "status": {}}
         actions = Actions(spec, training, spec.checkpoint_dir or str(paths.checkpoint))
         master = Master(
             partial(side_of(spec), machine), now, journal, cluster, actions, os.environ[names.ENV_TOKEN], starts,

@@ -15,6 +15,7 @@ from rich.console import Console
 from elasticdl.cli.chaos.schedule import ROLES, Kind
 from elasticdl.cli.summary import show_end, status_of
 from elasticdl.cli.view import duration
+from elasticdl.job.outcome import Outcome
 
 NOT_AUDITED = "not requested; start the job with --audit"
 
@@ -68,7 +69,7 @@ class Report:
     @property
     def passed(self) -> bool:
         """A wrong audit fails the job by itself."""
-        return self.outcome == "succeeded" and not self.orphans and not self.ports_open
+        return self.outcome == Outcome.SUCCEEDED and not self.orphans and not self.ports_open
 
     def delivered(self) -> dict[str, dict[str, int]]:
         """How many faults of each kind hit each role."""

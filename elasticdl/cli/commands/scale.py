@@ -12,9 +12,10 @@ from elasticdl.cli.job import not_running
 from elasticdl.cli.job_lookup import JobLookup
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.errors import Problem, UsageError
+from elasticdl.job.outcome import Outcome
 from elasticdl.wire import control_pb2 as pb
 
-OVER = ("succeeded", "stopped", "failed")
+OVER = tuple(Outcome)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,6 +19,7 @@ from elasticdl.cluster.kubernetes.troubles import Trouble, by_pod, grouped, trou
 from elasticdl.cluster.protocol import NOT_STARTED, OUT_OF_MEMORY, ReplicaPhase
 from elasticdl.errors import Refused, Unreachable, WireError
 from elasticdl.job import names
+from elasticdl.job.outcome import Outcome
 
 State = Literal["pending", "running", "succeeded", "stopped", "failed", "died"]
 _REMOVAL_SECONDS = 120.0  # of pods whose kubelets are alive
@@ -79,7 +80,7 @@ class ClusterJob:
         """How it ended, from its master's annotation or else from its pod; empty while it runs."""
         master = self.master
         if master is None:
-            return {} if self.config is not None else {"outcome": "stopped", "reason": "nothing of it is left"}
+            return {} if self.config is not None else {"outcome": Outcome.STOPPED, "reason": "nothing of it is left"}
         written = _json(master["metadata"].get("annotations", {}).get(names.ANNOTATION_RESULT, ""))
         if written:
             return written
@@ -87,8 +88,9 @@ class ClusterJob:
             return {}
         end = exit_of(master)
         if end.code == 0:
-            return {"outcome": "succeeded", "reason": ""}
-        return {"outcome": "failed", "reason": "\n".join(["its master ended: " + end.reason, *last_words(master)])}
+            return {"outcome": Outcome.SUCCEEDED, "reason": ""}
+        reason = "\n".join(["its master ended: " + end.reason, *last_words(master)])
+        return {"outcome": Outcome.FAILED, "reason": reason}
 
     @property
     def note(self) -> str:

@@ -25,6 +25,7 @@ from elasticdl.cluster.kubernetes.submission import conclude, find, folder
 from elasticdl.cluster.protocol import Exit, ReplicaPhase
 from elasticdl.errors import ElasticDLError, Unreachable
 from elasticdl.job import loglines, names
+from elasticdl.job.outcome import Outcome
 
 log = logging.getLogger("elasticdl.cluster.kubernetes.keeper")  # not `__main__`
 
@@ -206,7 +207,7 @@ class Keeper:
 
     async def _give_up(self, pod: Pod, end: Exit) -> None:
         reason = "\n".join([f"the master failed {self.crashes} times: {end.reason}", *end.last_lines])
-        result = {"outcome": "failed", "reason": reason, "exit_code": 1, "status": {}}
+        result = {"outcome": Outcome.FAILED, "reason": reason, "exit_code": 1, "status": {}}
         note = {names.ANNOTATION_RESULT: json.dumps(result)}
         body = {"metadata": {"uid": pod["metadata"]["uid"], "annotations": note}}
         try:
