@@ -19,7 +19,7 @@ from elasticdl.wire.auth import Keys
 log = logging.getLogger(__name__)
 
 LOCAL_HOST = "127.0.0.1"
-TELL_SECONDS = 10.0  # between two log lines about refused connections
+LOG_SECONDS = 10.0  # between two log lines about refused connections
 ENCRYPTION_BYTES = 64  # that CURVE adds to a frame, rounded up
 MOST_PATH_BYTES = 100  # the kernel takes 107 for a socket
 _EVENTS = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -65,7 +65,7 @@ class Endpoint:
         if self._local is not None and len(os.fsencode(self._local)) <= MOST_PATH_BYTES:
             self.socket.bind(f"ipc://{self._local}")
             self.address += f" ipc://{self._local}"
-        self._strangers, self._told = 0, -TELL_SECONDS
+        self._refused, self._logged_at = 0, -LOG_SECONDS
 
     def receive(self, at_most: int) -> Iterator[Request]:
         """The requests that have come."""
@@ -86,17 +86,17 @@ class Endpoint:
         header = frames.Header(request.header.request, request.header.timeline, answer)
         self.socket.send_multipart([request.sender, header.pack(), *frames.cut(body)], copy=False)
 
-    def hear_of_strangers(self) -> None:
+    def log_refused_connections(self) -> None:
         """Count and log refused connections; called when the monitor is readable."""
         reason = ""
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())
             reason = _reason(event["event"], event["value"])
-            self._strangers += 1
+            self._refused += 1
         now = time.monotonic()
-        if self._strangers and now - self._told >= TELL_SECONDS:
-            log.warning("Refused %d connections since the last report: %s", self._strangers, reason)
-            self._strangers, self._told = 0, now
+        if self._refused and now - self._logged_at >= LOG_SECONDS:
+            log.warning("Refused %d connections since the last report: %s", self._refused, reason)
+            self._refused, self._logged_at = 0, now
 
     def close(self) -> None:
         self.socket.disable_monitor()

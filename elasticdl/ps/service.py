@@ -102,7 +102,7 @@ class Service:
                     if not self._obey():
                         return
                 if self._endpoint.monitor in ready:
-                    self._endpoint.hear_of_strangers()
+                    self._endpoint.log_refused_connections()
                 if self._endpoint.socket in ready:
                     self._serve()
                 self._expire()

@@ -112,7 +112,7 @@ def test_a_client_without_the_right_key_is_refused_and_logged_and_the_server_liv
 
 
 def test_many_strangers_make_few_lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "TELL_SECONDS", 0.3)
+    monkeypatch.setattr(endpoint, "LOG_SECONDS", 0.3)
     caplog.set_level(logging.WARNING)
     began = time.monotonic()
     with serving(1, keys=Keys.new()) as servers, training(servers, SGD) as trainer:

@@ -1,4 +1,4 @@
-"""A server under fire from strangers and garbage: it lives, and answers the next good client."""
+"""A server that receives random bytes from unknown clients: it survives, and answers the next good client."""
 
 from __future__ import annotations
 
