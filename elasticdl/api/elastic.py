@@ -21,7 +21,7 @@ from elasticdl import faults
 from elasticdl.api import audit, state_files
 from elasticdl.api.evaluation import Evaluations
 from elasticdl.api.overlap import PlainSums
-from elasticdl.api.pass_width import PassWidth, covering
+from elasticdl.api.pass_width import PassWidth, combined
 from elasticdl.api.saving import Saver, export
 from elasticdl.api.step_metrics import StepMetrics
 from elasticdl.api.terms import Hooks, LoopTerms, Model, StepPart
@@ -120,8 +120,8 @@ class Elastic:
             step = plan.step(number, trained, len(world.members))
             todo = [v for v in todo if step.part(v).records]
             while todo:
-                virtuals = self._pass_width.together(step, todo, ahead=number - self.committed_steps)
-                found.append(covering(step, virtuals))
+                virtuals = self._pass_width.next_pass(step, todo, ahead=number - self.committed_steps)
+                found.append(combined(step, virtuals))
                 todo = todo[len(virtuals) :]
             number, trained, todo = number + 1, trained + step.records, list(range(first, stop))
         return found[:count]
@@ -185,7 +185,7 @@ class Elastic:
             if number not in self._bad_records:  # else it was dropped in another epoch
                 self._set_aside(number, error, part.step)
         keep = ~np.isin(part.records, list(bad))
-        self._sums.lessen(int(keep.sum()) / len(part))
+        self._sums.scale_weight(int(keep.sum()) / len(part))
         self._current = replace(part, records=part.records[keep])
         return self._current
 
@@ -250,9 +250,9 @@ class Elastic:
     def _part(self, world: World, missing: list[int]) -> StepPart:
         """The first of the missing ones; with the last one the exchange may begin."""
         step = self._step(world)
-        self._virtuals = self._pass_width.together(step, missing)
+        self._virtuals = self._pass_width.next_pass(step, missing)
         self._pass_width.begin()
-        part = covering(step, self._virtuals)
+        part = combined(step, self._virtuals)
         last = len(self._virtuals) == len(missing)
         self._sums.begin(sum(map(step.weight, self._virtuals)), world.group, last)
         self._control.doing("data")
@@ -279,7 +279,7 @@ class Elastic:
         if world is None:
             return
         if self._sums.virtual != world.virtual:  # the finished parts belong to a step that was cut in another way
-            self._sums.forget(world.virtual)
+            self._sums.reset(world.virtual)
         self._pass_width.enter(world.run, self._terms.plan.batch, world.virtual)
         self._evaluations.entered(world)
         self._committed_at = time.monotonic()
@@ -296,14 +296,14 @@ class Elastic:
         else:
             held.pop(WITNESS, None)
         self._model.load(held)
-        self._forget_step()
+        self._reset_step()
         self._trained = 0 if position is None else int(position)
         self._control.call(lambda s: s.loaded(plan.trained(step, self._trained)))
 
-    def _forget_step(self) -> None:
+    def _reset_step(self) -> None:
         """Results that were computed on another state are useless."""
-        self._sums.forget(self._sums.virtual)
-        self._evaluations.forget()
+        self._sums.reset(self._sums.virtual)
+        self._evaluations.reset()
 
     # A step's end.
 
@@ -331,7 +331,7 @@ class Elastic:
                 self._model.apply(total[:size], step.number, step.epoch, step.rate_scale)
         if self._terms.audit:
             self._witness += total[size + 1 :]
-        self._forget_step()
+        self._reset_step()
         self._pass_width.committed(usual=step.records == self._terms.plan.batch)
         now = time.monotonic()
         self._trained = self.records_trained + step.records

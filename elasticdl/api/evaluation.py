@@ -66,7 +66,7 @@ class Evaluations:
         """A world was formed: its members exchanged what they know."""
         self._done = set(world.evaluated)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The model has changed."""
         self._measured.clear()
 
@@ -85,7 +85,7 @@ class Evaluations:
         parts = [part for packed in gathered for part in _unpack(packed)]  # the shares are in the order of the ranks
         metrics = dict(evaluation.merged(parts))
         self._done.add(version)
-        self.forget()
+        self.reset()
         self._control.send(lambda s: s.evaluated(version, json.dumps(metrics), send=world.rank == 0))
         self._control.doing("program")
         self._hooks.evaluated(version, metrics)

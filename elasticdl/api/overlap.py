@@ -38,13 +38,13 @@ class PlainSums:
         self._tail = torch.zeros(self._moves + 1 + more, dtype=torch.float32, device=model.device)
         self._buckets = cut(sizes, bucket_floats)
         self._gradients = _Gradients(self._values.trainable, self._arrived) if self._values is not None else None
-        self.forget(0)
+        self.reset(0)
 
     @property
     def size(self) -> int:
         return self._starts[-1] + len(self._tail)
 
-    def forget(self, virtual: int) -> None:
+    def reset(self, virtual: int) -> None:
         """Start a new step, cut into so many parts, or the same one again."""
         self.virtual = virtual
         self._done: set[int] = set()
@@ -60,7 +60,7 @@ class PlainSums:
     def missing(self, start: int, stop: int) -> list[int]:
         """The virtual workers of a run that are not computed yet."""
         if not self._done <= set(range(start, stop)):
-            self.forget(self.virtual)
+            self.reset(self.virtual)
         return [v for v in range(start, stop) if v not in self._done]
 
     def begin(self, weight: float, group: Group, last: bool) -> None:
@@ -74,7 +74,7 @@ class PlainSums:
             with contextlib.suppress(CalledOff, GroupBroken):  # `total` raises it
                 self._open(group)
 
-    def lessen(self, factor: float) -> None:
+    def scale_weight(self, factor: float) -> None:
         """Reduce the weight of the current part, before it is computed."""
         self._share *= factor
 
@@ -93,7 +93,7 @@ class PlainSums:
     def abandon(self, virtuals: Sequence[int]) -> None:
         """The current pass has no result."""
         if self._gradients is not None:
-            self._gradients.forget()
+            self._gradients.reset()
         if self._ready:
             raise ElasticDLError(
                 "elastic.step(None) was called after backward(), when gradients of the part were already added up or "
@@ -115,7 +115,7 @@ class PlainSums:
                 view.zero_()
         self._sum.vector[self._starts[-1] :] = self._tail
         found, virtual = self._sum, self.virtual
-        self.forget(virtual)  # in any case: from now on the vector belongs to the sum
+        self.reset(virtual)  # in any case: from now on the vector belongs to the sum
         return found.finish(flag)
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class PlainSums:
             if not all(n in self._ready for n in numbers):
                 break
             self._add({n: self._ready[n] for n in numbers if n not in self._added}, self._share)
-            self._sum.give()
+            self._sum.start_next()
 
     def _take(self, gradients: Sequence[Any], share: float | None = None) -> None:
         """After a backward pass: all gradients, or None for a parameter without one."""
@@ -216,10 +216,10 @@ class _Gradients:
         self._noisy = False
 
     def begin(self) -> None:
-        self.forget()
+        self.reset()
         self._watching = True
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """No part is being computed."""
         self._seen.clear()
         self._kept.clear()
@@ -229,7 +229,7 @@ class _Gradients:
         """The part is done; `gone` if some of its gradients were used as final."""
         changed = any(self._tensors[n].grad is not g or g._version != v for n, (g, v) in self._seen.items())
         changed = changed or any(not _same(_plain(self._tensors[n].grad), kept) for n, kept in self._kept.items())
-        self.forget()
+        self.reset()
         if changed and gone:
             raise ElasticDLError(
                 "gradients were changed after backward(), when they were already added up or sent to other workers. "

@@ -42,7 +42,7 @@ class PassWidth:
         """In the current step, or so many steps later."""
         return self._chosen or self._widths[(self._turn + ahead) % len(self._widths)]
 
-    def together(self, step: steps.Step, missing: Sequence[int], ahead: int = 0) -> list[int]:
+    def next_pass(self, step: steps.Step, missing: Sequence[int], ahead: int = 0) -> list[int]:
         """The missing virtual workers to compute next, in one pass: their records are neighbours."""
         width, found = self.width(ahead), [missing[0]]
         start = step.part(missing[0]).start
@@ -86,6 +86,6 @@ class PassWidth:
         return "one pass" if count == 1 else f"{count} passes"
 
 
-def covering(step: steps.Step, virtuals: Sequence[int]) -> steps.Part:
+def combined(step: steps.Step, virtuals: Sequence[int]) -> steps.Part:
     """What neighbouring virtual workers compute together; it has the number of the first one."""
     return replace(step.part(virtuals[0]), stop=step.part(virtuals[-1]).stop)

@@ -27,13 +27,13 @@ class TreeSums:
         self._weight = 1.0  # of the current part
         self._last = False
         self._place: torch.Tensor | None = None  # shared with other members: where the sum of this worker's parts goes
-        self.forget(1)
+        self.reset(1)
 
     @property
     def virtual(self) -> int:
         return self._sums.virtual
 
-    def forget(self, virtual: int) -> None:
+    def reset(self, virtual: int) -> None:
         """Start a new step, cut into so many parts."""
         self._sums = Sums(virtual)
 
@@ -51,7 +51,7 @@ class TreeSums:
         self._place = group.shared.mine if group.shared is not None else self._place
         self._last = last and group.shared is not None
 
-    def lessen(self, factor: float) -> None:
+    def scale_weight(self, factor: float) -> None:
         """Reduce the weight of the current part, before it is computed."""
         self._weight *= factor
 

@@ -74,8 +74,8 @@ class BucketSum:
         """The buckets that are not filled yet."""
         return range(self._given, len(self._buckets))
 
-    def give(self) -> None:
-        """The next bucket is filled."""
+    def start_next(self) -> None:
+        """The next bucket is filled: start its sum."""
         bucket = self._buckets[self._given]
         self._given += 1
         if self.alone:
@@ -94,7 +94,7 @@ class BucketSum:
             self._group.check()
             return self.vector, flag
         while self.left:
-            self.give()
+            self.start_next()
         self._queue.put(flag)
         any_flag = self._group.wait(self._operation)
         if self.vector.is_cuda and self._summed is not self.vector:

@@ -130,7 +130,7 @@ class _Exchange:
                 faults.point("worker.in_exchange")
             if turn + AHEAD < self.rounds:
                 coming.append(self._start(link, turn + AHEAD, total, back, going))
-            going += self._hand_out(link, turn, total)
+            going += self._distribute(link, turn, total)
         for transfer in back:
             transfer.wait()
         receipts.settle(going)
@@ -175,7 +175,7 @@ class _Exchange:
         _finish(held, self.virtual, result)
         _divide(result, mine, self.means, self.virtual)
 
-    def _hand_out(self, link: PeerLink, turn: int, total: torch.Tensor) -> list[Transfer]:
+    def _distribute(self, link: PeerLink, turn: int, total: torch.Tensor) -> list[Transfer]:
         mine = self.piece(self.group.rank, turn)
         if mine.stop == mine.start:
             return []

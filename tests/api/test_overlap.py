@@ -116,7 +116,7 @@ def test_gradients_that_change_after_they_are_used_are_an_error_and_not_a_wrong_
 def test_a_world_that_is_called_off_before_the_last_part_is_left_when_its_sum_is_due() -> None:
     model, optimizer = torch.nn.Linear(1, 1), torch.optim.SGD
     sums = PlainSums(TorchModel(model, optimizer(model.parameters(), lr=0.1)), 0)
-    sums.forget(1)
+    sums.reset(1)
     group = Group(1, 0, ["a"], RelayedStore(1, lambda key, value: None, 1.0), "127.0.0.1", 1.0)
     group.abort("a member died")
     sums.begin(1.0, group, last=True)
@@ -152,13 +152,13 @@ def test_a_peer_has_the_sums_of_the_last_layer_before_the_first_one_is_different
     sums = PlainSums(trained, 0, bucket_floats=1)
     # The last bias, then its weights, then the first layer's; the loss in the end.
     buckets = [slice(48, 49), slice(40, 48), slice(32, 40), slice(0, 32), slice(49, 50)]
-    sums.forget(2)
+    sums.reset(2)
     seen: list[float] = []
     with ThreadPoolExecutor(1) as pool:
         for step in range(2):  # in the first it is seen whether the program leaves gradients alone
             peer = BucketSum(theirs, torch.zeros(50), buckets)
             for _ in buckets[:-1]:
-                peer.give()
+                peer.start_next()
             sums.begin(1.0, mine, last=True)
             trained.begin(seed=step)
             hidden = model[0](torch.ones(3, 4))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import elasticdl.api as elasticdl
-from elasticdl.api.pass_width import TURNS, PassWidth, covering
+from elasticdl.api.pass_width import TURNS, PassWidth, combined
 from elasticdl.core.steps import StepPlan
 
 PLAN = StepPlan(records=103, batch=32, virtual=8, epochs=9)  # four records of a part; the last step has seven in all
@@ -30,7 +30,7 @@ def pass_through(passes: PassWidth, clock: Clock, run: tuple[int, int], number: 
     """One step; how many passes it had. `seconds` are those of a pass, by the number of parts in it."""
     step, missing, count = PLAN.step(number, 0, 2), list(range(*run)), 0
     while missing:
-        virtuals = passes.together(step, missing)
+        virtuals = passes.next_pass(step, missing)
         passes.begin()
         clock.now += seconds[len(virtuals)]
         passes.end()
@@ -76,22 +76,22 @@ def test_passes_are_of_neighbours_and_no_larger_than_a_workers_minibatch() -> No
     step = PLAN.step(0, 0, 2)
     passes = PassWidth(12, measured=False)
     passes.enter((0, 8), 32, 8)
-    assert passes.together(step, list(range(8))) == [0, 1, 2]
-    assert passes.together(step, [3, 4, 5, 6, 7]) == [3, 4, 5]
-    assert passes.together(step, [1, 2, 3]) == [1, 2], "as in the steps before"
-    assert passes.together(step, [0, 2]) == [0], "another worker may have had what is between them"
-    part = covering(step, [3, 4, 5])
+    assert passes.next_pass(step, list(range(8))) == [0, 1, 2]
+    assert passes.next_pass(step, [3, 4, 5, 6, 7]) == [3, 4, 5]
+    assert passes.next_pass(step, [1, 2, 3]) == [1, 2], "as in the steps before"
+    assert passes.next_pass(step, [0, 2]) == [0], "another worker may have had what is between them"
+    part = combined(step, [3, 4, 5])
     assert (part.virtual, part.start, part.stop, part.records) == (3, 12, 24, 12)
     alone = PassWidth(0, measured=True)
     alone.enter((0, 8), 32, 8)
-    assert [alone.together(step, [v, v + 1]) for v in range(4)] == [[0], [1], [2], [3]]
+    assert [alone.next_pass(step, [v, v + 1]) for v in range(4)] == [[0], [1], [2], [3]]
     short = PLAN.step(PLAN.steps_per_epoch - 1, 0, 2)
     assert [short.part(v).records for v in range(8)] == [0, 0, 0, 0, 0, 0, 0, 7]
     uneven = StepPlan(records=31, batch=16, virtual=4, epochs=1).step(1, 0, 2)
     assert [uneven.part(v).records for v in range(4)] == [0, 5, 5, 5]
     two = PassWidth(8, measured=False)
     two.enter((2, 4), 16, 4)
-    assert two.together(uneven, [2, 3]) == [2], "ten records are too many"
+    assert two.next_pass(uneven, [2, 3]) == [2], "ten records are too many"
 
 
 def train(deterministic: bool, num_workers: int = 1) -> tuple[dict[str, torch.Tensor], dict[int, list[int]]]:

@@ -19,7 +19,7 @@ def worker() -> tuple[TreeSums, TorchModel, torch.nn.Linear]:
     model = torch.nn.Linear(3, 2)
     trained = TorchModel(model, torch.optim.SGD(model.parameters(), lr=0.1))
     sums = TreeSums(trained, 0)
-    sums.forget(VIRTUAL)
+    sums.reset(VIRTUAL)
     return sums, trained, model
 
 

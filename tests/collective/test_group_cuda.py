@@ -72,7 +72,7 @@ def test_buckets_are_added_up_as_soon_as_the_gpu_has_filled_them() -> None:
                 for _ in range(5):  # some work for the GPU, which the sum must wait for
                     square = square @ square
                 total.vector[bucket] = step + square[0, 0]
-                total.give()
+                total.start_next()
             found, flag = total.finish(step % 2 == 0)
             assert flag is (step % 2 == 0)
             assert torch.equal(found, torch.full_like(found, step) + square[0, 0])
@@ -83,7 +83,7 @@ def test_a_world_on_nccl_is_called_off_and_the_next_one_works() -> None:
     for generation in range(1, 4):
         with on_nccl(generation) as group:
             total = BucketSum(group, torch.ones(2000, device=DEVICE), [slice(0, 1000), slice(1000, 2000)])
-            total.give()
+            total.start_next()
             timer = threading.Timer(0.1, group.abort, ["the world changes"])
             timer.start()
             timer.join()

@@ -33,7 +33,7 @@ def add_up(group: Group, numbers: torch.Tensor, flag: bool = False) -> tuple[tor
     found = BucketSum(group, group.shared.mine, BUCKETS)
     for bucket in BUCKETS[:2]:
         group.shared.mine[bucket] = numbers[bucket]
-        found.give()
+        found.start_next()
     group.shared.mine[BUCKETS[2]] = numbers[BUCKETS[2]]
     return found.finish(flag)
 
