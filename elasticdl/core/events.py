@@ -6,6 +6,7 @@ Every event is a frozen dataclass of plain values, so that the journal can write
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, dataclass_transform
 
 from pydantic import ConfigDict, TypeAdapter
@@ -308,13 +309,11 @@ class TimePassed(Event):
 
 
 EVENTS: dict[str, type[Event]] = {c.__name__: c for c in Event.__subclasses__()}
-_ADAPTERS: dict[str, TypeAdapter[Any]] = {}
 
 
+@cache
 def _adapter(name: str) -> TypeAdapter[Any]:
-    if name not in _ADAPTERS:
-        _ADAPTERS[name] = TypeAdapter(EVENTS[name])
-    return _ADAPTERS[name]
+    return TypeAdapter(EVENTS[name])
 
 
 def encode(event: Event) -> tuple[str, bytes]:

@@ -10,11 +10,9 @@ from elasticdl.strategies.allreduce.core.proposals import (
     NOBODY_TRAINS,
     PROPOSED,
     RUNNING,
-    START,
-    WAIT,
-    Action,
     Candidate,
-    Decision,
+    Else,
+    Proposal,
     Scene,
     decide,
     desired,
@@ -23,18 +21,18 @@ from elasticdl.strategies.allreduce.core.proposals import (
 AB = ("a", "b")
 
 
-def propose(*members: str, urgent: bool, reason: str) -> Decision:
-    return Decision(Action.PROPOSE, members, urgent, reason)
+def propose(*members: str, urgent: bool, reason: str) -> Proposal:
+    return Proposal(members, urgent, reason)
 
 
-ROWS: list[tuple[tuple[Any, ...], str, dict[str, Any], Decision]] = [
+ROWS: list[tuple[tuple[Any, ...], str, dict[str, Any], Proposal | Else]] = [
     (NOBODY_TRAINS, "enough workers are ready", {"desired": AB, "enough": True},
      propose("a", "b", urgent=True, reason="2 workers are ready")),
     (NOBODY_TRAINS, "a worker is gone that others wait for at the end of the step", {"lost": "c", "members": AB},
      propose(urgent=True, reason="c is gone")),
-    (NOBODY_TRAINS, "", {"desired": AB}, WAIT),
-    (NOBODY_TRAINS, "", {"lost": "c", "urgent": True}, WAIT),
-    (NOBODY_TRAINS, "", {"enough": True}, WAIT),
+    (NOBODY_TRAINS, "", {"desired": AB}, Else.WAIT),
+    (NOBODY_TRAINS, "", {"lost": "c", "urgent": True}, Else.WAIT),
+    (NOBODY_TRAINS, "", {"enough": True}, Else.WAIT),
     (PROPOSED, "a member is gone or out of touch",
      {"members": AB, "desired": ("a",), "silent": ("b",), "gone": ("b",)},
      propose("a", urgent=False, reason="b is gone")),
@@ -51,12 +49,12 @@ ROWS: list[tuple[tuple[Any, ...], str, dict[str, Any], Decision]] = [
     (PROPOSED, "a member should not train, and none has confirmed", {"members": AB, "desired": ("a",), "urgent": True},
      propose("a", urgent=True, reason="the available workers changed")),
     (PROPOSED, "nothing speaks against it",
-     {"members": AB, "desired": ("a",), "urgent": True, "confirmed": True}, START),
-    (PROPOSED, "nothing speaks against it", {"members": AB, "desired": AB, "lost": "c", "urgent": True}, START),
+     {"members": AB, "desired": ("a",), "urgent": True, "confirmed": True}, Else.START),
+    (PROPOSED, "nothing speaks against it", {"members": AB, "desired": AB, "lost": "c", "urgent": True}, Else.START),
     (RUNNING, "a member is gone", {"members": AB, "desired": ("a",), "lost": "b", "training": True},
      propose("a", urgent=True, reason="b is gone")),
     (RUNNING, "the world is being formed, and no member leaves: one change after the other",
-     {"members": ("a",), "desired": AB}, WAIT),
+     {"members": ("a",), "desired": AB}, Else.WAIT),
     (RUNNING, "a member leaves; a world that is not formed has no end of a step to wait for",
      {"members": AB, "desired": ("a",), "leaving": True, "training": True},
      propose("a", urgent=False, reason="leaving: b")),
@@ -65,14 +63,14 @@ ROWS: list[tuple[tuple[Any, ...], str, dict[str, Any], Decision]] = [
      propose("a", urgent=True, reason="leaving: b")),
     (RUNNING, "a worker can join", {"members": ("a",), "desired": AB, "training": True},
      propose("a", "b", urgent=False, reason="joining: b")),
-    (RUNNING, "", {"members": ("a", "c"), "desired": AB, "silent": ("c",), "training": True}, WAIT),
-    (RUNNING, "", {"members": AB, "desired": AB, "training": True}, WAIT),
+    (RUNNING, "", {"members": ("a", "c"), "desired": AB, "silent": ("c",), "training": True}, Else.WAIT),
+    (RUNNING, "", {"members": AB, "desired": AB, "training": True}, Else.WAIT),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("table", "when", "scene", "decision"), ROWS)
 def test_each_row_decides_where_it_is_the_first_that_holds(
-    table: tuple[Any, ...], when: str, scene: dict[str, Any], decision: Decision
+    table: tuple[Any, ...], when: str, scene: dict[str, Any], decision: Proposal | Else
 ) -> None:
     seen = Scene(**scene)
     assert next((rule.when for rule in table if rule.holds(seen)), "") == when

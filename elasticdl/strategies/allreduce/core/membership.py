@@ -18,8 +18,9 @@ from elasticdl.strategies.allreduce.core.proposals import (
     NOBODY_TRAINS,
     PROPOSED,
     RUNNING,
-    Action,
     Candidate,
+    Else,
+    Proposal,
     Scene,
     decide,
     desired,
@@ -182,15 +183,14 @@ class Membership:
         """An exchange failed, or the group could not be built. That alone makes no worker a suspect."""
         if generation != self.running_generation or name not in self.running:
             return []
-        if self.phase is not Phase.RUNNING:
-            if self.urgent:
-                return []  # it is being dealt with
-            return self._propose(self._desired(now), True, f"{name} reported that the world broke", now)
-        self.failures += 1
-        for suspect in suspects:
-            self.suspicion[suspect] = self.suspicion.get(suspect, 0) + 1
-        if self.failures > PATIENCE:
-            self._evict()
+        if self.phase is Phase.RUNNING:
+            self.failures += 1
+            for suspect in suspects:
+                self.suspicion[suspect] = self.suspicion.get(suspect, 0) + 1
+            if self.failures > PATIENCE:
+                self._evict()
+        elif self.urgent:
+            return []  # it is being dealt with
         return self._propose(self._desired(now), True, f"{name} reported that the world broke", now)
 
     def form(self, name: str, generation: int, now: float) -> list[Command]:
@@ -309,12 +309,9 @@ class Membership:
             self.strangers_since = now
         tables = {Phase.NONE: NOBODY_TRAINS, Phase.PROPOSED: PROPOSED, Phase.RUNNING: RUNNING}
         decision = decide(tables[self.phase], scene)
-        match decision.action:
-            case Action.PROPOSE:
-                return self._propose(decision.members, decision.urgent, decision.reason, now)
-            case Action.START:
-                return self._start(now)
-        return []
+        if isinstance(decision, Proposal):
+            return self._propose(decision.members, decision.urgent, decision.reason, now)
+        return self._start(now) if decision is Else.START else []
 
     def _scene(self, now: float, lost: str) -> Scene:
         found = self._desired(now)

@@ -68,36 +68,31 @@ class Scene:
         return [n for n in self.desired if n not in self.members]
 
 
-class Action(Enum):
+@dataclass(frozen=True)
+class Proposal:
+    members: tuple[str, ...]
+    urgent: bool
+    reason: str
+
+
+class Else(Enum):
     WAIT = "wait"
     START = "start"  # the world that is proposed, once all have confirmed it
-    PROPOSE = "propose"
-
-
-@dataclass(frozen=True)
-class Decision:
-    action: Action
-    members: tuple[str, ...] = ()
-    urgent: bool = False
-    reason: str = ""
-
-
-WAIT, START = Decision(Action.WAIT), Decision(Action.START)
 
 
 @dataclass(frozen=True)
 class Rule:
     when: str
     holds: Callable[[Scene], bool]
-    then: Callable[[Scene], Decision]
+    then: Callable[[Scene], Proposal | Else]
 
 
-def decide(table: Sequence[Rule], scene: Scene) -> Decision:
-    return next((rule.then(scene) for rule in table if rule.holds(scene)), WAIT)
+def decide(table: Sequence[Rule], scene: Scene) -> Proposal | Else:
+    return next((rule.then(scene) for rule in table if rule.holds(scene)), Else.WAIT)
 
 
-def _propose(scene: Scene, urgent: bool, reason: str) -> Decision:
-    return Decision(Action.PROPOSE, scene.desired, urgent, reason)
+def _propose(scene: Scene, urgent: bool, reason: str) -> Proposal:
+    return Proposal(scene.desired, urgent, reason)
 
 
 def _missing(scene: Scene) -> str:
@@ -109,7 +104,7 @@ def _ready(count: int) -> str:
     return "1 worker is ready" if count == 1 else f"{count} workers are ready"
 
 
-def _changed(scene: Scene) -> Decision:
+def _changed(scene: Scene) -> Proposal:
     return _propose(scene, scene.urgent, "the available workers changed")
 
 
@@ -122,7 +117,7 @@ NOBODY_TRAINS = (
     Rule(
         "a worker is gone that others wait for at the end of the step",
         lambda s: bool(s.lost) and not s.urgent,
-        lambda s: Decision(Action.PROPOSE, (), True, f"{s.lost} is gone"),
+        lambda s: Proposal((), True, f"{s.lost} is gone"),
     ),
 )
 PROPOSED = (
@@ -142,14 +137,14 @@ PROPOSED = (
         lambda s: not set(s.members) <= set(s.desired) and not s.confirmed,
         _changed,
     ),
-    Rule("nothing speaks against it", lambda s: True, lambda s: START),
+    Rule("nothing speaks against it", lambda s: True, lambda s: Else.START),
 )
 RUNNING = (
     Rule("a member is gone", lambda s: bool(s.lost), lambda s: _propose(s, True, f"{s.lost} is gone")),
     Rule(
         "the world is being formed, and no member leaves: one change after the other",
         lambda s: not s.training and not s.leaving,
-        lambda s: WAIT,
+        lambda s: Else.WAIT,
     ),
     Rule(
         "a member leaves; a world that is not formed has no end of a step to wait for",
