@@ -14,7 +14,7 @@ def custom_model():
     x = keras.layers.Reshape((28, 28, 1))(images)
     x = keras.layers.Conv2D(32, 3, activation="relu")(x)
     x = keras.layers.Conv2D(64, 3, activation="relu")(x)
-    x = keras.layers.MaxPooling2D()(x)  # before the normalization, which then works on a quarter of the values
+    x = keras.layers.MaxPooling2D()(x)  # before the normalization, which then has a quarter of the values
     x = keras.layers.BatchNormalization(momentum=0.95)(x)
     x = keras.layers.Dropout(0.25)(x)
     x = keras.layers.Flatten()(x)

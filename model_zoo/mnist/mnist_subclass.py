@@ -1,4 +1,4 @@
-"""MNIST with a small convolutional net, as a subclass of keras.Model. Its variables are made on the first batch."""
+"""MNIST with a small convolutional net, as a subclass of keras.Model. It creates its variables on the first batch."""
 
 from __future__ import annotations
 

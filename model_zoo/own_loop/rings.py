@@ -1,7 +1,7 @@
-"""A PyTorch training loop of one's own that any number of workers share: which of four rings is a point on?
+"""Your own PyTorch training loop, shared by any number of workers: on which of four rings is a point?
 
-`python model_zoo/own_loop/rings.py` trains it alone. As the program of a job's workers it is the same file: workers
-come and go, and the weights are those of the run alone.
+`python model_zoo/own_loop/rings.py` trains it alone. The workers of a job run the same file: workers come and go, and
+the weights are those of the single run.
 """
 
 import torch
@@ -12,7 +12,7 @@ RECORDS, VALIDATION = 8000, 1000
 
 
 def load(numbers):
-    """Features and labels of these records; here they are made from their numbers, elsewhere they are read."""
+    """Features and labels of these records; here they are computed from their numbers, elsewhere you read them."""
     numbers = torch.as_tensor(numbers)
     ring, angle = numbers % 4, numbers * 2.399963  # the golden angle never repeats
     noise = torch.sin(numbers * 12.9898) * 43758.5453 % 1.0

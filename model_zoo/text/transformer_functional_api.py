@@ -8,7 +8,7 @@ from text.windows import CONTEXT, custom_data_reader, feed  # noqa: F401
 
 @keras.saving.register_keras_serializable("text")
 class Places(keras.layers.Layer):
-    """Adds a vector per place in the window."""
+    """Adds a vector per position in the window."""
 
     def build(self, shape):
         normal = keras.initializers.RandomNormal(stddev=0.02)

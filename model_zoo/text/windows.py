@@ -10,7 +10,7 @@ CONTEXT = 64
 
 
 class Windows:
-    """Every file cut into windows of `context` bytes and the byte that follows each; what is left over is not used."""
+    """Every file cut into windows of `context` bytes and the byte that follows each; the remainder is not used."""
 
     def __init__(self, path: str, context: int) -> None:
         self.context = context

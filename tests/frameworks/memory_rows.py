@@ -1,4 +1,4 @@
-"""A row source in memory: rows are born on first use as a function of table and id, and moved by SGD."""
+"""A row source in memory: rows are created on first use as a function of table and id, and updated by SGD."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Python that has never seen elasticdl: programs run in copies of it, so that frameworks are imported once.
+"""A Python without elasticdl: programs run in forks of it, so that frameworks are imported once.
 
 Run as a program, it is that Python: it reads orders and says how each copy of it ended.
 """
@@ -39,7 +39,7 @@ def _started() -> subprocess.Popen[str]:
 
 def _serve() -> None:
     sys.modules["elasticdl"] = None  # type: ignore[assignment]  # this is how an import is made to fail
-    if os.environ.get("KERAS_BACKEND") == "torch":  # others do not bear being copied
+    if os.environ.get("KERAS_BACKEND") == "torch":  # other backends do not work after a fork
         import keras
         import safetensors.numpy
         import safetensors.torch
@@ -67,7 +67,7 @@ def _run(program: str, directory: str, arguments: list[str], blocked: bool) -> i
         del sys.modules["elasticdl"]
     try:
         exec(compile(program, "program", "exec"), {"__name__": "__main__", "sys": sys})
-    except BaseException:  # the border to another process, which asks how it went
+    except BaseException:  # another process wants the exit code
         traceback.print_exc()
         return 1
     finally:

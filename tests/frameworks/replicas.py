@@ -1,4 +1,4 @@
-"""Replicas of the test models, steps on them, and a program that goes on from states which another process saved."""
+"""Replicas of the test models, steps on them, and a program that continues from states of another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract suite again with Keras on JAX and on TensorFlow, each in a process of its own."""
+"""The contract suite again with Keras on JAX and on TensorFlow, each in its own process."""
 
 from __future__ import annotations
 

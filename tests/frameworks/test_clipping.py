@@ -1,4 +1,4 @@
-"""Clipping gives what Keras' own optimizer makes of the same gradients, a table counting as one variable."""
+"""Clipping gives the same gradients as an optimizer of Keras, with a table as one variable."""
 
 from __future__ import annotations
 

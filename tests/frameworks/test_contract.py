@@ -1,4 +1,4 @@
-"""What every Trainable promises, whatever framework computes it."""
+"""What every Trainable promises, with any framework."""
 
 from __future__ import annotations
 

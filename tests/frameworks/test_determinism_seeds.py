@@ -1,4 +1,4 @@
-"""Random state from a seed: what torch draws is what its own function would have it draw."""
+"""Random state from a seed: torch gives the same numbers as after its own seed function."""
 
 from __future__ import annotations
 

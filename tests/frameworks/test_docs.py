@@ -1,4 +1,4 @@
-"""The examples of docs/writing-a-model.md run as they stand there."""
+"""The examples of docs/writing-a-model.md run unchanged."""
 
 from __future__ import annotations
 

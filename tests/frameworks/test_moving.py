@@ -1,4 +1,4 @@
-"""Plain embeddings that move to the servers train and predict as they would have in the model, and come back."""
+"""Plain embeddings that move to the servers train and predict as in the model, and move back."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_moved_layers_are_plain_ones_in_the_exported_model(framework: str, form:
     rows = same_start(moved, load(framework, form, 0))
     train(moved, rows, "sgd")
     ids = np.arange(32).reshape(8, 4)
-    for _ in range(2):  # the model goes on as it was afterwards
+    for _ in range(2):  # the model is unchanged afterwards
         moved.export(tmp_path, rows)
         expected = moved.predict(ids, rows)
     np.savez(tmp_path / "check.npz", ids=ids, expected=expected)

@@ -1,4 +1,4 @@
-"""A row source that wants ids in an order of its own gives the same model as one that does not."""
+"""A row source with its own order of ids gives the same model as one without."""
 
 from __future__ import annotations
 

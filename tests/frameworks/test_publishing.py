@@ -1,4 +1,4 @@
-"""An exporter that was taken for dead and still runs does not harm what its successor publishes."""
+"""An exporter that is considered dead but still runs does not harm the export of its successor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("order", ["begun", "numbered"])
 @pytest.mark.parametrize(("every", "ways"), [(12, 30), pytest.param(1, 300, marks=pytest.mark.long)])
-def test_an_exporter_stopped_at_any_point_and_continued_at_any_other_harms_nobody(
+def test_an_exporter_stopped_at_any_point_and_continued_at_any_other_does_no_harm(
     every: int, ways: int, order: str, tmp_path: Path
 ) -> None:
     program = [sys.executable, "-m", two_exporters.__name__, str(tmp_path / "model"), str(every), order]
@@ -68,7 +68,7 @@ def test_who_was_asked_before_gives_way_though_it_begins_in_the_middle(tmp_path:
 
 
 def test_requests_of_another_job_are_counted_anew(tmp_path: Path) -> None:
-    """Whatever the one before it left, and whenever its clock says that it was."""
+    """Whatever the previous exporter left there, and whatever its clock says."""
     write(tmp_path, "the job before", Turn(8, 2))
     (tmp_path / ".partial" / "3-8.9-dead").mkdir()
     write(tmp_path, "this job", Turn(7, 1))

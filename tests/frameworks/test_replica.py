@@ -1,4 +1,4 @@
-"""What every ModelReplica promises, whatever framework computes it: bits that do not depend on who computes what."""
+"""What every ModelReplica promises, with any framework: the bits do not depend on which worker computes what."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_seed_of_a_part_decides_its_dropout(form: str) -> None:
     assert torch.equal(vector, same) and not torch.equal(vector, different)
 
 
-def test_whoever_computes_the_parts_the_weights_are_the_same(form: str) -> None:
+def test_the_weights_do_not_depend_on_which_worker_computes_a_part(form: str) -> None:
     alone, left, right = make(form), make(form), make(form)
     for step in range(6):
         train(alone, step, step + 1)

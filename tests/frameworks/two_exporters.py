@@ -1,7 +1,7 @@
-"""Two exporters to one directory: the first is stopped before each thing that it does, while the second exports.
+"""Two exporters to one directory: the first is stopped before each of its file operations, while the second exports.
 
-Run by test_publishing.py: a process without threads, which may fork. It prints how many ways it has tried. Where a
-master numbers what it asks for, the second was asked later, whoever begins first.
+Run by test_publishing.py: a process without threads, which may fork. It prints how many ways it tried. With numbers
+of a master, the second exporter has the later request, even if it starts first.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ DONE, TOO_LATE, STOPPED = 0, 3, -1
 TELLING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "shutil.rmtree"}
 NEVER = 1000
 NUMBERED = "numbered" in sys.argv
-TURNS = {"old": Turn(6, 9), "first": Turn(7, 1), "second": Turn(7, 2)}  # the old one is another job's
+TURNS = {"old": Turn(6, 9), "first": Turn(7, 1), "second": Turn(7, 2)}  # the old one belongs to another job
 
 
-def write(directory: Path, who: str, stop_at: int = NEVER) -> int:
-    """Start an exporter that stops itself before the `stop_at`th time that it touches the directory; its pid."""
+def write(directory: Path, writer: str, stop_at: int = NEVER) -> int:
+    """Start an exporter that stops itself before its `stop_at`th access to the directory; returns its pid."""
     if pid := os.fork():
         return pid
     status, seen = 1, 0
@@ -43,13 +43,13 @@ def write(directory: Path, who: str, stop_at: int = NEVER) -> int:
     sys.addaudithook(watch)
     try:
         if NUMBERED:
-            with export.whole(directory, TURNS[who]) as folder:
-                for name, text in (("one", who), ("two", who), ("model.json", json.dumps({"who": who}))):
+            with export.whole(directory, TURNS[writer]) as folder:
+                for name, text in (("one", writer), ("two", writer), ("model.json", json.dumps({"writer": writer}))):
                     (folder / name).write_text(text)
         else:
-            with export.into(directory, "torch", {"who": who}) as target:
+            with export.into(directory, "torch", {"writer": writer}) as target:
                 for name in ("one", "two"):
-                    target.path(name).write_text(who)
+                    target.path(name).write_text(writer)
         status = DONE
     except DataError as error:
         assert "another process has started a newer export" in str(error)
@@ -69,20 +69,20 @@ def go_on(pid: int) -> int:
 
 
 def whole(directory: Path) -> str:
-    """Whose export is published; empty where none is."""
+    """The writer of the published export; empty if there is none."""
     try:
         manifest = json.loads((directory / "manifest.json").read_text())
     except FileNotFoundError:
         return ""
     for name, entry in manifest["files"].items():
         assert hashlib.sha256((directory / name).read_bytes()).hexdigest() == entry["sha256"], name
-    who = (directory / "one").read_text()
-    assert who == (directory / "two").read_text() == json.loads((directory / "model.json").read_text())["who"]
-    return who
+    writer = (directory / "one").read_text()
+    assert writer == (directory / "two").read_text() == json.loads((directory / "model.json").read_text())["writer"]
+    return writer
 
 
 def fresh(directory: Path) -> None:
-    """With an export of old, which is to be replaced."""
+    """A directory with an older export, which is to be replaced."""
     old = directory.with_name("old")
     if not old.exists():
         assert wait(write(old, "old")) == DONE
@@ -102,7 +102,7 @@ def check_end(directory: Path, winner: str) -> None:
 
 
 def goes_on(directory: Path, first_at: int, second_at: int) -> tuple[bool, bool]:
-    """The first goes on while the second is stopped, or has finished; whether each of them came so far."""
+    """The first continues while the second is stopped or finished; returns whether both got that far."""
     fresh(directory)
     first = write(directory, "first", first_at)
     first_ended = wait(first)
@@ -159,5 +159,5 @@ def try_all(directory: Path, every: int) -> int:
 
 
 if __name__ == "__main__":
-    os.fsync = lambda fd: None  # what a crash of the machine leaves is not tried here, and there are hundreds of ways
+    os.fsync = lambda fd: None  # a crash of the machine is not tested here, and there are hundreds of ways
     print(try_all(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,6 +1,6 @@
-"""The pebble, whose workers reach the master and each other where a test says, so that they can be cut off.
+"""The pebble. A test sets the addresses of the master and the workers, so that it can cut them off.
 
-`CUT_MASTERS` is JSON: the address of the master by replica. With `CUT_HOSTS=1` every worker has an address of its own.
+`CUT_MASTERS` is JSON: the address of the master by replica. With `CUT_HOSTS=1` every worker has its own address.
 """
 
 from __future__ import annotations

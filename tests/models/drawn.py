@@ -1,4 +1,4 @@
-"""Images and lines of text drawn from records that are nothing but their number, for models of the zoo."""
+"""Images and lines of text made from records that are only their number, for models of the zoo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def images(records, mode, metadata):
 
 
 def lines(records, mode, metadata, context=16):
-    """Bytes [n, context] that go up by a step of their own, and for each the one that follows it."""
+    """Bytes [n, context] that increase by a step of each record, and the next byte for each."""
     ids = _numbers(records, mode)[:, None]
     drawn = (ids + (1 + ids % 5) * np.arange(context + 1)) % 256
     return drawn[:, :-1] if mode == "prediction" else (drawn[:, :-1], drawn[:, 1:])

@@ -1,4 +1,4 @@
-"""The pebble, which hangs in the forward pass of the worker whose name stands in the file `HANG_FILE`.
+"""The pebble, which hangs in the forward pass of the worker that the file `HANG_FILE` names.
 
 `HANG=spin` loops forever: the worker's other threads live. `HANG=lock` holds the interpreter's lock: none of them do.
 `HANG=exchange` loops forever in whatever the training thread does when SIGUSR2 comes, which a fault point may send.

@@ -1,7 +1,7 @@
-"""A small torch model on records that are nothing but their number: dropout, batch norm, momentum, a schedule.
+"""A small torch model on records that are only their number: dropout, batch norm, momentum, a schedule.
 
-Everything whose result could depend on who computes what, and in which order. `PEBBLE_SECONDS` makes a part last, as
-long as the file `PEBBLE_SLOW` is there. With `PEBBLE_PLAIN` nothing depends on which records are computed together.
+Its result shows if it depends on which worker computes what, or on the order. `PEBBLE_SECONDS` makes parts slow while
+the file `PEBBLE_SLOW` exists. With `PEBBLE_PLAIN` nothing depends on which records are computed together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pebble model, with a feed that cannot stand certain records."""
+"""The pebble model, with a feed that fails on certain records."""
 
 from __future__ import annotations
 

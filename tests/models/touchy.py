@@ -1,4 +1,4 @@
-"""The witness model, reading its data with a feed that cannot stand certain records: for tests of bad records."""
+"""The witness model, with a feed that fails on certain records: for tests of bad records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs do not outlive the test that started them."""
+"""Jobs end with the test that started them."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_mnist_reaches_its_accuracy_while_a_worker_is_killed_every_few_seconds(t
     flags = ("--max_step=250", "--evaluation_steps=125") if _real(mnist) else ("--num_epochs=15",)
     job = _train_mnist(tmp_path, mnist, "killed", 2, *flags)
     _check_while_killing(job, 0.93 if _real(mnist) else 0.88, every_seconds=6.0)
-    assert job.kills, "nobody was killed"
+    assert job.kills, "no worker was killed"
 
 
 @pytest.mark.long

@@ -28,7 +28,7 @@ def forms(*names: str) -> list[str]:
 
 
 def digits() -> list[bytes]:
-    """Scikit-learn's digits blown up to MNIST's size."""
+    """Scikit-learn's digits, enlarged to MNIST's size."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -39,7 +39,7 @@ def digits() -> list[bytes]:
 
 
 def clicks() -> list[dict[str, str]]:
-    """Criteo-shaped rows: the sample where it is at hand, else made up; a click depends on the first two categories."""
+    """Criteo-shaped rows: the sample if it is there, else generated; a click depends on the first two categories."""
     sample = REPOSITORY.parent / "shared" / "data" / "criteo_sample.txt"
     if sample.exists():
         with sample.open() as f:
@@ -106,5 +106,5 @@ def test_deepfm_learns_clicks(name: str) -> None:
     assert {table.name for table in trainable.parameters.tables} == {"vectors", "weights"}
     rows = MemoryRows(trainable.parameters)
     losses = train(code, trainable, records, rows, size=50, epochs=40, rate=0.2)
-    assert np.mean(losses[-4:]) < 0.5 * np.mean(losses[:4])  # it learns these rows by heart
+    assert np.mean(losses[-4:]) < 0.5 * np.mean(losses[:4])  # it memorizes these rows
     assert evaluate(code, trainable, records, rows)["accuracy"] > 0.9

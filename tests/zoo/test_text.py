@@ -19,8 +19,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 def sentences(count: int) -> str:
     draw = random.Random(4)
-    who, does, what = ("a worker", "the master", "a server"), ("hears", "sends", "keeps"), ("a step", "the state")
-    return "".join(f"{draw.choice(who)} {draw.choice(does)} {draw.choice(what)}. " for _ in range(count))
+    actor, does, what = ("a worker", "the master", "a server"), ("hears", "sends", "keeps"), ("a step", "the state")
+    return "".join(f"{draw.choice(actor)} {draw.choice(does)} {draw.choice(what)}. " for _ in range(count))
 
 
 @pytest.mark.zoo
