@@ -40,7 +40,7 @@ class _Said(TypedDict, total=False):
     later: str | Mapping[str, str]
     remedy: str
     local: str  # why it changes nothing for processes on this machine; printed in a note
-    gone: str  # what replaced it, where it no longer means anything; printed in a note
+    gone: str  # what replaced it, where it is no longer used; printed in a note
     separator: str
     choices: Iterable[str]  # the values that a text may have, where its type does not name them
 

@@ -22,7 +22,7 @@ PLACES = (
     "output", "checkpoint_dir", "checkpoint_dir_for_init",
 )  # fmt: skip
 CLUSTER_GRACE_SECONDS = 300.0  # for a master whose pod may have to wait for room
-NAMESPACE = "default"  # what Kubernetes itself calls the namespace of whoever names none
+NAMESPACE = "default"  # of Kubernetes, where none is named
 NOT_BUILT = {"evaluate": "evaluating a saved model", "predict": "prediction"}
 
 
@@ -77,7 +77,7 @@ def resolve(
         if spec.namespace is None:
             values["namespace"] = namespace()
             if values["namespace"] != NAMESPACE:
-                decisions.append(f"The job goes to namespace {values['namespace']}, as what kubectl makes does.")
+                decisions.append(f"The job goes to namespace {values['namespace']}, as kubectl's current context says.")
         found += _in_a_cluster(spec, values, decisions, warnings)
     if spec.job_name is None:
         model = values.get("model_def", spec.model_def) or "job"
@@ -145,17 +145,18 @@ def _requests_and_limits(spec: JobSpec) -> dict[str, ResourceSpec]:
 
 
 def _in_a_cluster(spec: JobSpec, values: dict[str, Any], decisions: list[str], warnings: list[str]) -> list[Problem]:
-    """Where pods keep what must outlive them, and what is lost where nothing does; what cannot be done without that."""
+    """Where pods store what must outlive them, and what is lost without such a place."""
     state_dir = str(PurePosixPath("/", spec.state_dir or storage.default_state_dir(spec)))
     values["state_dir"] = state_dir
     strategy = strategy_of(spec)
     problems, scratch = [], storage.is_scratch(spec.with_values(state_dir=state_dir))
     if spec.state_dir is None and spec.volume:
-        decisions.append(f"Journal and checkpoints are kept below {state_dir}, on the first --volume.")
+        decisions.append(f"Journal and checkpoints are stored below {state_dir}, on the first --volume.")
     if scratch:
         warnings.append(
-            f"Nothing outlives the pods, since {state_dir} is on no --volume: no checkpoints are written, and the job "
-            f"begins anew when {strategy.irreplaceable} goes. Mount a claim: --volume=claim_name=NAME,mount_path=/job."
+            f"Nothing is stored outside the pods, since {state_dir} is on no --volume: the job writes no checkpoints, "
+            f"and starts again if it loses {strategy.irreplaceable}. "
+            "Mount a claim: --volume=claim_name=NAME,mount_path=/job."
         )
         values["checkpoint_seconds"] = 0.0
         if spec.checkpoint_steps:
@@ -168,7 +169,7 @@ def _in_a_cluster(spec: JobSpec, values: dict[str, Any], decisions: list[str], w
     for name in ("output", "checkpoint_dir"):
         path = getattr(spec, name)
         if path and not overlaid and storage.volume_of(spec, path) is None:
-            warnings.append(f"--{name}={path} is on no --volume: what is written there goes with the pod.")
+            warnings.append(f"--{name}={path} is on no --volume: files written there are lost with the pod.")
     if any(volume.host_path is not None for volume in spec.volume):
         warnings.append(
             "A host_path is a directory of whichever node a pod runs on. On a cluster of several nodes use a "
@@ -186,7 +187,7 @@ def _notes(spec: JobSpec, runtime: str) -> list[str]:
         knob = knobs()[name]
         role = next((r for r in names.ROLES if name.startswith(f"{r}_") and name.endswith(_PER_ROLE)), None)
         if knob.gone is not None:
-            notes.append(f"{knob.flag}={knob.spell(value)} no longer means anything: {knob.gone}")
+            notes.append(f"{knob.flag}={knob.spell(value)} is no longer used: {knob.gone}")
         elif role is not None and role not in present:
             notes.append(f"{knob.flag}={knob.spell(value)} changes nothing: this job has no {role}")
         elif (why := unused(spec, knob)) is not None:

@@ -2,7 +2,7 @@
 
 A folder has three modules, each imported only where it is needed:
 
-| module | object | protocol | who imports it |
+| module | object | protocol | imported by |
 |---|---|---|---|
 | `request` | `STRATEGY` | `job.strategy.Strategy` | everything that reads a job's description; it must be cheap |
 | `master` | `SIDE` | `master.side.Side` | the master; no framework |

@@ -21,7 +21,7 @@ class Strategy:
     groups: tuple[str, ...] = ()  # titles of knob groups that only this strategy reads
     by_hand = False  # whether users may start its workers themselves
     programs = False  # whether --job_command may replace the model file
-    irreplaceable = "its master's pod"  # what takes the job along when it is lost, where nothing is saved
+    irreplaceable = "its master's pod"  # without it a job starts from the beginning, where nothing is saved
 
     def roles(self, spec: JobSpec) -> tuple[names.Role, ...]:
         """The roles that this job has replicas of."""

@@ -46,7 +46,7 @@ class Actions:
         memory = limit.memory if limit is not None else None
         if role == names.WORKER:
             env |= {names.ENV_WORKER_ID: str(index), names.ENV_WORKER_NUM: str(spec.num_workers)}
-        if self._in_pods:  # which see all cores of their node, and have the job's files where its ConfigMap is mounted
+        if self._in_pods:  # which see all cores of their node; the ConfigMap holds the job's files
             env = {**dict.fromkeys(names.ENV_THREADS, str(math.ceil(cpu or 1))), **env}
             env[names.ENV_JOB_FILE] = f"{names.CONFIG_DIR}/{names.JOB_KEY}"
         elif cpu is None:
@@ -67,7 +67,7 @@ class Actions:
 
     @property
     def _populated(self) -> dict[str, str]:
-        """What the master hands on of its own environment, but no secrets; processes inherit it anyway."""
+        """What the master passes on of its own environment, without secrets; processes inherit it anyway."""
         wanted = self.spec.populate_env_names if self._in_pods else None
         given = {k: v for k, v in self.env.items() if not k.startswith(names.OWN_ENV) and k != names.ENV_POD_IP}
         return {k: v for k, v in given.items() if wanted is not None and re.fullmatch(wanted, k)}

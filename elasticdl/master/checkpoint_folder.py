@@ -39,7 +39,7 @@ class CheckpointFolder:
             return str(final)  # the master before this one came so far
         for name, size in files.items():
             if (partial / name).stat().st_size != size:
-                raise OSError(errno.EIO, f"it does not have the {size} bytes that were written", str(partial / name))
+                raise OSError(errno.EIO, f"does not have the {size} bytes that were written", str(partial / name))
         write_durably(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
         old = _set_aside(final) if final.exists() else None  # of an older timeline, or a stop without a step
         partial.rename(final)

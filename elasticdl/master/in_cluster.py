@@ -1,4 +1,4 @@
-"""The master in a pod: takes the job's Lease, checks model and data, leads the job, says on its pod how it ended."""
+"""The master in a pod: acquires the job's Lease, checks model and data, runs the job, writes the result on its pod."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ log = logging.getLogger(__name__)
 
 LISTENING = f"0.0.0.0:{names.MASTER_PORT}"
 ENDED_BY_SIGTERM = 128 + signal.SIGTERM
-STAY_SECONDS = (3.0, 12.0)  # at least, and then at most, when it is sent away: the keeper stays longer
-KEEPER_SECONDS = 60.0  # until a keeper that was refused is asked for again
-SOON_SECONDS = (1.0, 60.0)  # the first and the longest pause before a keeper whose predecessor was soon gone
-CLAIM_SECONDS = 60.0  # for the master before this one to let go of the checkpoints
-CLEAR_SECONDS = 120.0  # for what an earlier life of the job left to end
-FOLDER_SECONDS = 120.0  # for a pod that makes the job's folder, on the node that this master is on
-TELL_SECONDS = 300.0  # how long the API server is asked to take note of the result
-RESULT_BYTES = 64 << 10  # of an annotation; all of a pod's may have 256 KiB
+STAY_SECONDS = (3.0, 12.0)  # at least and then at most after SIGTERM: the keeper stays longer
+KEEPER_SECONDS = 60.0  # before a refused keeper is requested again
+SOON_SECONDS = (1.0, 60.0)  # first and longest pause before a keeper is made again, if the last one ended soon
+CLAIM_SECONDS = 60.0  # for the previous master to unlock the checkpoints
+CLEAR_SECONDS = 120.0  # for replicas of an earlier life of the job to end
+FOLDER_SECONDS = 120.0  # for the pod that makes the job's folder, on this master's node
+TELL_SECONDS = 300.0  # how long to try to write the result to the API server
+RESULT_BYTES = 64 << 10  # of an annotation; all of a pod's annotations may have 256 KiB
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class Place:
 
 
 def paths_of(spec: JobSpec, uid: str) -> names.JobPaths:
-    """A folder for each submission, by its ConfigMap: one of the same name later must not find this one's journal."""
+    """A folder for each submission, by its ConfigMap: a later job of this name must not find this job's journal."""
     return names.JobPaths(Path(str(spec.state_dir)), f"{spec.namespace}-{uid}")
 
 
 async def run(spec: JobSpec, replica: str) -> int:
-    """From the pod's start to its exit code: 0 succeeded or stopped, 1 failed, 2 could not begin, 143 sent away."""
+    """The whole life of the pod; its exit code: 0 succeeded or stopped, 1 failed, 2 could not start, 143 SIGTERM."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -105,7 +105,7 @@ async def _find(api: KubernetesApi, spec: JobSpec, replica: str) -> Place:
     except ApiRefused as refusal:
         if refusal.code != 404:
             raise
-        raise JobFailed(f"the job is gone: {refusal}") from refusal
+        raise JobFailed(f"the job was deleted: {refusal}") from refusal
     return Place(spec, api, objects.owner(str(spec.job_name), uid), pod)
 
 
@@ -129,7 +129,7 @@ async def _lead(place: Place) -> int:
             return code
         if result["outcome"] == Outcome.SUCCEEDED and not any(paths.checkpoint.glob("version-*")):
             shutil.rmtree(paths.root, ignore_errors=True)  # a volume must not fill up with jobs that are done
-        keeping.cancel()  # or it would make the lease again, which goes now
+        keeping.cancel()  # or it would make the lease again, which is deleted now
         await _clear_away(place)
         return code
     finally:
@@ -143,7 +143,7 @@ async def _to_the_end(place: Place) -> Result:
     paths = place.paths
     try:
         await _make_home(place)
-        if paths.result.exists():  # the master before this one could not tell anybody
+        if paths.result.exists():  # the previous master could not report it
             found: Result = json.loads(paths.result.read_bytes())
             return found
         with contextlib.ExitStack() as held:
@@ -167,10 +167,10 @@ async def _to_the_end(place: Place) -> Result:
 
 
 async def _sent_away(master: Master, stay_seconds: tuple[float, float] = STAY_SECONDS) -> None:
-    """Ends when this master has to go.
+    """Ends when this master has to leave.
 
-    Whoever sends it away may send everybody away, as when a node is drained. Those that hold what was trained need a
-    master to save it; it launches nobody meanwhile.
+    Replicas may have received SIGTERM as well, as when a node is drained. Those that hold the model need a master to
+    save it; it launches no replicas meanwhile.
     """
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
@@ -178,7 +178,7 @@ async def _sent_away(master: Master, stay_seconds: tuple[float, float] = STAY_SE
     log.info("Received SIGTERM; saving replicas that are also terminating first")
     master.going = True
     least, most = stay_seconds
-    await asyncio.sleep(least)  # a kubelet does not tell all of them in the same moment
+    await asyncio.sleep(least)  # kubelets do not send all signals at the same moment
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(master.until(lambda job: not job.parting), most)
 
@@ -248,7 +248,7 @@ def make_home(spec: JobSpec, paths: names.JobPaths) -> None:
         paths.root.mkdir(parents=True, exist_ok=True)
         write_durably(paths.root / ".writable", b"")
     except OSError as error:
-        what = f"the job's state cannot be kept in {paths.root}: {error.strerror or error}"
+        what = f"cannot write the job's state to {paths.root}: {error.strerror or error}"
         user = f"user {os.getuid()}"
         remedy = f"Mount a volume that {user} may write to, or choose a path on one with --state_dir."
         raise UsageError([Problem("--state_dir", str(spec.state_dir), what, remedy)]) from error
@@ -286,7 +286,7 @@ async def _ready(
 
 
 async def _claim_again(spec: JobSpec, held: contextlib.ExitStack, claim_seconds: float) -> None:
-    """The checkpoints' place, as the job had it. The master before this one may take a while to be gone."""
+    """Lock the checkpoint folder again. The previous master may hold the lock for a while."""
     loop, pauses = asyncio.get_running_loop(), Pauses()
     deadline = loop.time() + claim_seconds
     while problems := preflight.claim_checkpoint_dir(spec, held):
@@ -318,7 +318,7 @@ def _keeper_file() -> Path:
 
 
 async def _keep_keeper(cluster: KubernetesCluster, job_name: str) -> None:
-    """See that there is a keeper for as long as the job runs. Without one it runs too, until its master is lost."""
+    """See that there is a keeper while the job runs. Without one the job runs until its master is lost."""
     pauses = Pauses()
     while _keeper_file().exists():
         try:
@@ -326,7 +326,7 @@ async def _keep_keeper(cluster: KubernetesCluster, job_name: str) -> None:
             return
         except Refused as refusal:
             log.warning("Cannot create the keeper; a lost master will not be restarted: %s", refusal)
-            await asyncio.sleep(KEEPER_SECONDS)  # a quota, say, that has room later
+            await asyncio.sleep(KEEPER_SECONDS)  # for example a quota, which may have room later
         except Unreachable:
             await asyncio.sleep(pauses.next())
 
@@ -343,7 +343,7 @@ async def _replace_keepers(cluster: Cluster, name: str) -> None:
                 log.info("Restarting the keeper (%s)", why)
                 if pauses is None or loop.time() - made > SOON_SECONDS[1]:
                     pauses = Pauses(*SOON_SECONDS)
-                else:  # a node turns it away, say
+                else:  # for example, a node rejects it
                     await asyncio.sleep(pauses.next())
                 await cluster.launch(request)
                 made = loop.time()
@@ -353,9 +353,9 @@ async def _replace_keepers(cluster: Cluster, name: str) -> None:
 
 
 async def _tell(place: Place, result: Result) -> bool:
-    """Put it on the pod, where the keeper and people find it, also when all else of the job is gone.
+    """Write it on the pod, where the keeper and people find it, also when the rest of the job is deleted.
 
-    False when there is another pod of its name, or none: the next master finds the result in the job's state.
+    False when the pod is gone or another has its name: the next master finds the result in the job's state.
     """
     meta, note = place.pod["metadata"], {names.ANNOTATION_RESULT: json.dumps(_short(result))}
     body = {"metadata": {"uid": meta["uid"], "annotations": note}}
@@ -371,7 +371,7 @@ async def _tell(place: Place, result: Result) -> bool:
 
 
 async def _clear_away(place: Place) -> None:
-    """Remove the job's objects. The keeper does so too, if this master does not come to it; but that may be lost."""
+    """Remove the job's objects. The keeper does it if this master cannot; but the keeper may be lost."""
     namespace, job = str(place.spec.namespace), str(place.spec.job_name)
     try:
         await conclude(place.api, namespace, job, place.pod, place.owner["uid"])

@@ -1,4 +1,4 @@
-"""The journal: every event the job heard, in SQLite, and now and then the whole state, so that replay stays short."""
+"""The journal: all events of the job in SQLite, and now and then its whole state, so that replay stays short."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Journal:
     def __init__(self, path: Path, lock_seconds: float = 10.0) -> None:
         self.path = path
         try:
-            # The lock must come before WAL: without shared memory it works on network file systems too.
+            # The lock before WAL: without shared memory, WAL works on network file systems too.
             self._db = sqlite3.connect(path, timeout=lock_seconds, isolation_level=None)
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -62,7 +62,7 @@ class Journal:
     # Events.
 
     def append(self, entries: list[tuple[events.Event, float]]) -> None:
-        """Write events in one transaction; when this returns they outlive the process."""
+        """Write events in one transaction; once this returns, they survive the process."""
         rows = []
         for event, at in entries:
             self._seq += 1
@@ -73,7 +73,7 @@ class Journal:
 
     @property
     def begun(self) -> bool:
-        """Whether it holds anything of the job's life yet."""
+        """Whether it has an event or a state."""
         return self._seq > 0 or self._db.execute("SELECT count(*) FROM state").fetchone()[0] > 0
 
     def keep_state(self, job: Machine, now: float, every: int = SNAPSHOT_EVENTS) -> None:
@@ -89,7 +89,7 @@ class Journal:
         self._since_state = 0
 
     def recover(self, start: AnyMachine) -> tuple[AnyMachine, float]:
-        """The job as the journal left it, and the time of its last event. Nothing is acted upon."""
+        """The machine after all events, and the time of the last one. No command is carried out."""
         self._check_terms(start.terms)
         try:
             row = self._db.execute("SELECT at, body FROM state").fetchone()
@@ -103,7 +103,7 @@ class Journal:
         return job, now
 
     def _check_terms(self, terms: Any) -> None:
-        """The events mean something only to the job that they happened to."""
+        """Events mean something only to the job they belong to."""
         now, then = json.loads(TypeAdapter(type(terms)).dump_json(terms)), self.fact("terms")
         if then is None:
             self.remember("terms", now)

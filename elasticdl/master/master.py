@@ -1,4 +1,4 @@
-"""The master's loop: one owner of the state. Hear events, ask core, write the journal, act."""
+"""The master's loop, which owns the state: take events, let core decide, write the journal, act."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 10.0
 END_SECONDS = 15.0
-OVER_QUOTA = "exceeded quota"  # Kubernetes' words; room may come
-CUT_SECONDS = 0.5  # after its grace a replica that was told to end has no stream any more
+OVER_QUOTA = "exceeded quota"  # Kubernetes' words; the quota may have room later
+CUT_SECONDS = 0.5  # after its grace period the master closes the stream of a replica that it stops
 
 
 def cause_of(end: Exit) -> str:
-    """Death by a signal from outside is preemption; a signal of its own, an error or memory is not."""
+    """A signal from outside is preemption; the process's own signal, an error or too little memory is not."""
     if end.oom:
         return OUT_OF_MEMORY
     if end.taken == protocol.TURNED_AWAY:
@@ -60,7 +60,7 @@ class Master:
         self._clock, self._now, self._starts = clock, now, starts
         self._inbox: asyncio.Queue[e.Event] = asyncio.Queue()
         self._errands: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()  # of the cluster, in order
-        self._deleting: dict[str, asyncio.Task[None]] = {}  # names of checkpoints that are about to be gone
+        self._deleting: dict[str, asyncio.Task[None]] = {}  # by the name of the checkpoint
         put, started_at = self._inbox.put_nowait, self.chronicle.started_at
         self.side = make_side(
             Context(actions.spec, actions.training, actions.folder, self._send, put, datasets, started_at)
@@ -73,10 +73,10 @@ class Master:
         self._said_at = 0.0
         self._meter = Meter()
         self._decided = asyncio.Event()
-        self.going = False  # the next master launches what is still to be launched
+        self.going = False  # this master leaves, and launches no more replicas
 
     def now(self) -> float:
-        """The clock, which never runs back, not even over a restart."""
+        """The clock, which never runs back, not even across a restart."""
         self._now = max(self._now, self._clock())
         return self._now
 
@@ -105,7 +105,7 @@ class Master:
         running += self.side.unlisted()
         ended = tuple((r.name, r.uid) for r in listed if r.phase is ReplicaPhase.GONE)
         waiting = tuple(r.name for r in listed if r.phase is ReplicaPhase.PENDING)
-        # How they ended comes before who is missing: a crash must not be taken for a loss without a reason.
+        # Exits come before the list of what is missing: a crash must not be taken for a loss without a reason.
         exits = [event for event in map(_event_of, listed) if isinstance(event, e.ReplicaGone)]
         watch = asyncio.create_task(self._watch())
         errands = asyncio.create_task(self._run_errands())
@@ -116,15 +116,15 @@ class Master:
                 await self._decide(events)
                 self._say_progress()
             self._errands.put_nowait(None)
-            await errands  # what the cluster was asked for last shows in its list by then
+            await errands  # the cluster's list then shows the last requests
         finally:
             for task in (watch, errands):
                 task.cancel()
-            await asyncio.gather(watch, errands, return_exceptions=True)  # what ended one was raised above
+            await asyncio.gather(watch, errands, return_exceptions=True)  # a failure of one was raised above
             await self._all_deleted()
 
     async def _next(self, *never: asyncio.Task[None]) -> list[e.Event]:
-        """Everything that has come, or `TimePassed` when a deadline came first; raises if what must not end did."""
+        """All events that came, or `TimePassed` at a deadline; raises when a task of `never` ended."""
         deadline = min((t for t in (self.machine.deadline(), self.side.deadline()) if t is not None), default=None)
         wait = None if deadline is None else max(0.0, deadline - self.now()) + 0.001
         get = asyncio.create_task(self._inbox.get())
@@ -133,7 +133,7 @@ class Master:
             get.cancel()
             for task in ended:
                 task.result()
-            raise Unreachable("the cluster stopped telling of its replicas")
+            raise Unreachable("the cluster stopped reporting its replicas")
         if get not in done:
             get.cancel()
             return [*self.side.overdue(self.now()), e.TimePassed()]
@@ -144,7 +144,7 @@ class Master:
 
     async def _decide(self, events: list[e.Event]) -> None:
         entries, effects = [], []
-        gone: list[Callable[[], None]] = []  # streams of those that are: their processes may still run, and speak
+        gone: list[Callable[[], None]] = []  # closes the streams of lost replicas, whose processes may still send
         for event in events:
             if self.machine.outcome:
                 break
@@ -159,20 +159,20 @@ class Master:
         faults.point("master.after_journal")
         for cut in gone:
             cut()
-        # Whoever waits for a word gets it first: nothing that is said depends on what is done below.
+        # Messages first, since replicas wait for them: none depends on what is done below.
         for effect in effects:
             if isinstance(effect, Send):
                 self._say(effect)
         for event, _ in entries:
             self.side.decided(event, self.now())
-        await asyncio.sleep(0)  # the streams take it
+        await asyncio.sleep(0)  # the streams send them
         for effect in effects:
             await self._act(effect)
         self.journal.keep_state(self.machine, self.now())
         self._decided.set()
 
     async def until(self, so: Callable[[Machine], bool]) -> None:
-        """Ends when it is so of the job."""
+        """Until `so` is true of the machine."""
         while not so(self.machine):
             self._decided.clear()
             await self._decided.wait()
@@ -191,7 +191,7 @@ class Master:
             case c.StopReplica(name, reason, grace_seconds):
                 self._announce(f"Stopping {name} ({reason})")
                 self._errands.put_nowait(partial(self._stop, name, grace_seconds))
-                # Whoever cannot be reached to be killed must at least not believe that it still belongs to the job.
+                # A replica that cannot be reached to be killed must not believe that it still belongs to the job.
                 loop, cut_seconds = asyncio.get_running_loop(), grace_seconds + CUT_SECONDS
                 loop.call_later(cut_seconds, self.streams.cutter(name))
                 loop.call_later(cut_seconds, self.side.cut_off, name, reason)
@@ -203,7 +203,7 @@ class Master:
             case c.PublishCheckpoint(cut):
                 faults.point("master.before_publishing")
                 if (old := self._deleting.get(f"version-{effect.position.version}")) is not None:
-                    await old  # or it would delete what takes its place
+                    await old  # or it would delete the new one
                 try:
                     directory = self.side.publish(effect)
                     published = e.CheckpointPublished(cut, directory)
@@ -217,7 +217,7 @@ class Master:
             case c.Announce(text):
                 self._announce(text)
             case c.FinishJob(outcome, reason):
-                self._announce(f"the job {outcome}: {reason}")
+                self._announce(f"Job {outcome}: {reason}")
 
     def _deleted(self, task: asyncio.Task[None]) -> None:
         self._deleting = {name: other for name, other in self._deleting.items() if other is not task}
@@ -228,11 +228,11 @@ class Master:
             if left:
                 log.warning("Old checkpoints are still being deleted: %s", ", ".join(self._deleting))
 
-    # The cluster may take its time to answer: neither decisions nor those who wait for them do so for it.
+    # The cluster may answer slowly: no decision waits for it.
 
     async def _run_errands(self) -> None:
         while (errand := await self._errands.get()) is not None:
-            if not self.machine.outcome:  # else everybody is sent away
+            if not self.machine.outcome:  # else all replicas end
                 await errand()
 
     async def _launch(self, request: ReplicaRequest) -> None:
@@ -247,9 +247,9 @@ class Master:
         await self._ask_cluster(self.cluster.stop(name, grace_seconds))
 
     async def _ask_cluster(self, call: Coroutine[Any, Any, None]) -> str:
-        """Why the cluster will never do it; empty when it does.
+        """Why the cluster refuses; empty when it does not.
 
-        A cluster that gives no answer ends this master: what was decided is in the journal, and the next asks again.
+        A cluster that does not answer ends this master: the decision is in the journal, and the next master asks again.
         """
         try:
             await call
@@ -274,7 +274,7 @@ class Master:
             )  # fmt: skip
 
     async def _watch(self) -> None:
-        """What the cluster sees, as events."""
+        """Changes of replicas, as the cluster reports them, become events."""
         async with contextlib.aclosing(self.cluster.events()) as seen:
             async for replica in seen:
                 event = _event_of(replica)
@@ -282,12 +282,12 @@ class Master:
                     self._inbox.put_nowait(event)
 
     async def end(self) -> None:
-        """Tell everybody that it is over, and see them go."""
-        self.streams.say_goodbye(f"the job {self.machine.outcome}")
+        """Tell all replicas that the job is over, and wait until they have ended."""
+        self.streams.say_goodbye(f"job {self.machine.outcome}")
         grace = END_SECONDS if self.machine.outcome != Outcome.FAILED else 2.0
         with contextlib.suppress(TimeoutError, Unreachable):
             await asyncio.wait_for(self._all_gone(), grace)
-        if self.side.unlisted():  # whose end no cluster sees
+        if self.side.unlisted():  # no cluster reports their end
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.streams.all_left(), grace)
         for replica in await self.cluster.list():
@@ -308,7 +308,7 @@ class Master:
 
 
 def is_replica(status: ReplicaStatus) -> bool:
-    """Not the master itself, nor the pod that brings it back."""
+    """Neither the master itself nor its keeper."""
     return status.role not in (MASTER, KEEPER)
 
 

@@ -20,8 +20,8 @@ HOST = "127.0.0.1"
 def reserve_port(port: int) -> tuple[socket.socket | None, list[Problem]]:
     """A socket that keeps a port for the master, whichever process is the master; 0: one that the system chooses.
 
-    It is bound and never listens. The master shares the port (SO_REUSEPORT), so that nobody else can take it while one
-    master is dead and the next one starts.
+    It is bound and never listens. The master shares the port (SO_REUSEPORT), so that no other process can take it while
+    one master is dead and the next one starts.
     """
     try:
         if port:
@@ -39,38 +39,38 @@ def reserve_port(port: int) -> tuple[socket.socket | None, list[Problem]]:
 
 
 def check_output(spec: JobSpec) -> tuple[list[Problem], list[str]]:
-    """Whether the model can be written where it should go, and what is there already."""
+    """Whether the model can be written to its directory, and what is there already."""
     if not spec.output:
         return [], []
     path = Path(spec.output)
     if path.is_dir() and any(entry.name != ".partial" for entry in path.iterdir()):
         if _is_export(path):
             return [], [f"--output={spec.output} holds an exported model, which the new one will replace."]
-        what = "this directory holds files that are no exported model"
+        what = "this directory holds files that are not an exported model"
         return [Problem("--output", spec.output, what, "Choose a new directory, or an empty one.")], []
     return _writable("--output", spec.output, path), []
 
 
 def check_checkpoint_dir(spec: JobSpec) -> list[Problem]:
-    """Whether checkpoints can be written where they should go."""
+    """Whether checkpoints can be written to their directory."""
     if not spec.checkpoint_dir:
         return []
     return _writable("--checkpoint_dir", spec.checkpoint_dir, Path(spec.checkpoint_dir))
 
 
 def claim_checkpoint_dir(spec: JobSpec, held: contextlib.ExitStack) -> list[Problem]:
-    """Make the folder of the checkpoints this job's own for as long as it runs: two jobs would mix theirs up."""
+    """Lock the checkpoint folder for as long as the job runs: two jobs would overwrite each other's checkpoints."""
     path = Path(str(spec.checkpoint_dir))
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = held.enter_context((path / ".job").open("a+"))
     except OSError as error:
-        what = f"checkpoints cannot be kept here: {error.strerror or error}"
+        what = f"cannot store checkpoints here: {error.strerror or error}"
         return [Problem("--checkpoint_dir", str(path), what, "Choose another place.")]
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        what = "another job that runs keeps its checkpoints here"
+        what = "another running job stores its checkpoints here"
         return [Problem("--checkpoint_dir", str(path), what, "Choose another place, or wait for its end.")]
     except OSError:  # a file system without locks
         return []
@@ -97,7 +97,7 @@ def _writable(flag: str, given: str, path: Path) -> list[Problem]:
 
 
 def find_checkpoint(spec: JobSpec) -> tuple[Path | None, list[Problem], list[str]]:
-    """The checkpoint to start from: the folder given, or the newest good one in it; and what to tell about it."""
+    """The checkpoint to start from: the folder given, or the newest good one in it; problems and notes."""
     if not spec.checkpoint_dir_for_init:
         return None, [], []
     from elasticdl.files import MANIFEST, verify
@@ -115,7 +115,7 @@ def find_checkpoint(spec: JobSpec) -> tuple[Path | None, list[Problem], list[str
             verify(path, side_of(spec).checkpoint_files(path))
         except DataError as error:
             problems.append(Problem(flag, value, f"{error.path}: {error.what}", error.remedy))
-            notes.append(f"{error.path}: {error.what}. The checkpoint before it is used.")
+            notes.append(f"{error.path}: {error.what}. Using the previous checkpoint.")
         else:
             return path, [], notes
     return None, problems, []

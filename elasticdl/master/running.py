@@ -1,4 +1,4 @@
-"""One life of a master, wherever it runs: from the journal, through the job, to how that ended."""
+"""One life of a master, as a process or in a pod: from the journal to the end of the job."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from elasticdl.wire.link import SERVER_OPTIONS
 log = logging.getLogger(__name__)
 
 Result = dict[str, Any]  # outcome, reason, and the last status
-Farewell = Callable[[Master], Coroutine[Any, Any, None]]  # ends when the master has to go
+Farewell = Callable[[Master], Coroutine[Any, Any, None]]  # ends when the master has to leave
 
 
 async def run(
     spec: JobSpec, paths: names.JobPaths, cluster: Cluster, listening: str, farewell: Farewell | None = None
 ) -> Result:
-    """Lead the job to its end; how it ended. Closes the cluster, whatever happens."""
+    """Run the job to its end; its result. Closes the cluster in any case."""
     try:
         described = json.loads(paths.datasets.read_bytes())
         training = Dataset.from_json(described["training"])
         validation = Dataset.from_json(described["evaluation"]).records if "evaluation" in described else 0
         journal = Journal(paths.journal)
-    except BaseException:  # whatever it was: nobody else would close the cluster
+    except BaseException:  # whatever it was: the cluster must be closed
         await cluster.close()
         raise
     address = os.environ[names.ENV_MASTER_ADDR]
@@ -57,7 +57,7 @@ async def run(
             machine, now = _recover(spec, training, validation, journal)
         except ElasticDLError as error:
             log.error("%s", error)
-            # The next master would fare no better.
+            # The next master would fail, too.
             return {"outcome": Outcome.FAILED, "reason": str(error), "status": {}}
         actions = Actions(spec, training, spec.checkpoint_dir or str(paths.checkpoint))
         master = Master(
@@ -70,7 +70,8 @@ async def run(
         tls.listen(server, listening, os.environ)
         await server.start()
         write_durably(paths.master_address, address.encode())
-        log.info("Master of %s at %s, start %d: %d records an epoch", spec.job_name, address, starts, training.records)
+        text = "Master of %s at %s (start %d): %d records per epoch"
+        log.info(text, spec.job_name, address, starts, training.records)
         if validation:
             log.info(loglines.EVALUATION_STARTED)
         await lead(master, farewell)
@@ -87,14 +88,14 @@ async def run(
 
 
 async def lead(master: Master, farewell: Farewell | None) -> None:
-    """Until the job is over; raises `SentAway` when the master has to go before that."""
+    """Until the job is over; raises `SentAway` when the master has to leave before."""
     leading = asyncio.create_task(master.run())
     going = [asyncio.create_task(farewell(master))] if farewell is not None else []
     try:
         await asyncio.wait({leading, *going}, return_when=asyncio.FIRST_COMPLETED)
         if not leading.done():
             going[0].result()
-            raise SentAway("the next master goes on")
+            raise SentAway("the next master continues")
         leading.result()
     finally:
         for task in (leading, *going):
@@ -103,7 +104,7 @@ async def lead(master: Master, farewell: Farewell | None) -> None:
 
 
 def conclude(paths: names.JobPaths, result: Result) -> None:
-    """Say how the job ended, for whoever keeps its master and for people who ask later."""
+    """Write how the job ended, for the process that restarts masters and for later questions."""
     write_durably(paths.result, json.dumps(result, indent=1).encode())
 
 
@@ -118,7 +119,7 @@ def _recover(spec: JobSpec, training: Dataset, validation: int, journal: Journal
     side = side_of(spec)
     machine = side.begin(spec, training, validation)
     if spec.checkpoint_dir_for_init and not journal.begun:
-        # Kept in the journal: the next master needs the old checkpoint no more.
+        # The journal has it from now on: the next master does not need the old checkpoint.
         checkpoint = Path(spec.checkpoint_dir_for_init)
         if problems := side.checkpoint_problems(checkpoint, spec, training):
             raise UsageError(problems)

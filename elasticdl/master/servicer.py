@@ -1,4 +1,4 @@
-"""The master's end of the control streams: who is connected, and what is to be sent to whom."""
+"""The master's end of the control streams: one per connected replica, with the messages to send."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Streams:
         self._token, self._epoch = token, master_epoch
         self._put, self._hear, self._admits, self._status = put, hear, admits, status
         self._status_seconds, self._refuses = status_seconds, refuses
-        self._datasets = datasets  # what the data consists of, as JSON
+        self._datasets = datasets  # description of the data, as JSON
         self._join = join  # takes a worker that a user started
         self._outboxes: dict[str, Outbox] = {}
-        self.usage: dict[str, pb.Usage] = {}  # what those that are connected last said they use
-        self._left = asyncio.Event()  # set while nobody is connected
+        self.usage: dict[str, pb.Usage] = {}  # last report of each connected replica
+        self._left = asyncio.Event()  # set while no replica is connected
         self._left.set()
         self._over = asyncio.Event()
         self._goodbye: pb.ToReplica | None = None
@@ -53,29 +53,29 @@ class Streams:
             outbox.put_nowait(message)
 
     def cutter(self, replica: str) -> Callable[[], None]:
-        """What ends the stream that a replica has now: it hears no more of this master, and hence stops in its time."""
+        """Closes the stream that a replica has now: without messages of this master it stops after a while."""
         outbox = self._outboxes.get(replica)
         return lambda: outbox.put_nowait(None) if outbox is not None else None
 
     def say_goodbye(self, reason: str) -> None:
-        """Tell everybody that it is over: who is here, and who comes back later."""
+        """Tell all replicas that the job is over, also those that connect later."""
         self._goodbye = pb.ToReplica(shutdown=pb.Shutdown(reason=reason))
         for outbox in self._outboxes.values():
             outbox.put_nowait(self._goodbye)
 
     async def all_left(self) -> None:
-        """Until nobody is connected any more."""
+        """Until no replica is connected."""
         await self._left.wait()
 
     def finish(self) -> None:
-        """No more status: watchers get the last one."""
+        """Send watchers the last status."""
         self._over.set()
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
         await self._authenticate(context)
         try:
             if request.protocol != PROTOCOL:
-                what = f"this worker speaks protocol {request.protocol}, the master {PROTOCOL}"
+                what = f"this worker uses protocol {request.protocol}, the master {PROTOCOL}"
                 raise Refused(f"{what}: use one version of ElasticDL")
             if self._join is None:
                 raise Refused("this job starts its workers itself")
@@ -85,7 +85,7 @@ class Streams:
             raise
 
     async def Connect(self, request_iterator: AsyncIterator[pb.FromReplica], context: Any) -> None:
-        # Not a generator: a cancelled call would leave it at its `yield` until somebody collects it.
+        # Not a generator: a cancelled call would leave it at its `yield` until it is garbage-collected.
         await self._authenticate(context)
         first = await anext(aiter(request_iterator), None)
         if first is None or first.WhichOneof("body") != "hello":
@@ -94,11 +94,11 @@ class Streams:
         hello = first.hello
         name = hello.replica
         if hello.protocol != PROTOCOL:
-            what = f"{name} speaks protocol {hello.protocol}, this master {PROTOCOL}: use one version of ElasticDL"
+            what = f"{name} uses protocol {hello.protocol}, this master {PROTOCOL}: use one version of ElasticDL"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, what)
         if not self._admits(name, hello.incarnation):
-            what = f"{name} is not expected, or another process took its place"
-            log.warning("Refused a stream: %s", what)
+            what = f"{name} is not expected, or another process replaced it"
+            log.warning("Rejected a stream: %s", what)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, what)
         old = self._outboxes.get(name)
         outbox: Outbox = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""What the master tells people: the state of the job in one message."""
+"""The state of a job in one message, for people."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Trains(Protocol):
 def add_training(
     out: pb.Status, machine: Trains, evaluations: Iterable[tuple[int, str]], bad_records: Iterable[BadRecord]
 ) -> None:
-    """What is known of the training itself, in strategies that train a model."""
+    """Facts about the training, in strategies that train a model."""
     out.recovery_seconds.extend(r.seconds for r in machine.recoveries if r.seconds is not None)
     out.bad_records.extend(b.name for b in bad_records)
     out.repeated_batches, out.checkpoint = machine.repeated, machine.checkpoint

@@ -1,4 +1,4 @@
-"""What a job's description means to the parts of the core that strategies share."""
+"""Terms of the machines that strategies share, from a job's description."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def schedule(spec: JobSpec) -> Schedule:
 
 
 def _goes_with_its_pod(spec: JobSpec) -> bool:
-    """Whether checkpoints would be written where no other pod sees them."""
+    """Whether no other pod would see the checkpoints."""
     if spec.runtime != "kubernetes":
         return False
     if spec.checkpoint_dir is None:

@@ -1,4 +1,4 @@
-"""Which records of a part cannot be read or fed, found by halving it: the same ones whoever looks."""
+"""Which records of a part cannot be read or fed, found by halving it: every worker finds the same ones."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from elasticdl.errors import DataError, ModelError
 
 @dataclass
 class Sieve:
-    """What is left of some positions, and what is not: numbers of records, with what is wrong with each.
+    """The good records of some positions, and the bad ones: their numbers, with what is wrong with each.
 
-    Nothing is remembered from one part to the next: what is left out of a part must not depend on which others this
-    worker has seen.
+    It remembers nothing between parts: what is left out of a part must not depend on which parts this worker has seen.
     """
 
     read: Callable[[int, int], tuple[list[Any], Any]]  # records at positions [start, stop), and their numbers

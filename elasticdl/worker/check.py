@@ -184,7 +184,7 @@ def _data_problem(flag: str, path: str, error: DataError) -> Problem:
 
 def _model_problem(spec: JobSpec, error: ModelError) -> Problem:
     what = f"{error.path}: {error.what}" + (f"\n{error.traceback}\n" if error.traceback else "")
-    return Problem("--model_def", str(spec.model_def), what, error.remedy or "Mend the model file and try again.")
+    return Problem("--model_def", str(spec.model_def), what, error.remedy or "Correct the model file and try again.")
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ class Control:
         self.start, self.close = self._thread.start, self._thread.close
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call this, in the control thread, whenever the master said something."""
+        """Call this, in the control thread, after each message of the master."""
         self._listeners.append(listener)
 
     # For the training thread.

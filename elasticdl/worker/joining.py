@@ -1,4 +1,4 @@
-"""A worker that somebody started by hand: it asks the master for its part, since it shares no files with it."""
+"""A worker that a user started: it asks the master for the job, since they share no files."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from elasticdl.wire.link import NO, OPTIONS
 
 log = logging.getLogger(__name__)
 
-# What a worker decides itself: where its copy of the model lies, and how much it says.
+# What a worker decides itself: where its copy of the model is, and how much it logs.
 OWN = ("model_zoo", "model_def", "log_level")
-# What is derived, or about nobody else.
+# What is derived, or concerns only this worker.
 NOT_ASKED = (
     "worker_id",
     "master_addr",
@@ -61,13 +61,13 @@ def work(own: JobSpec, token: str) -> int:
 
 
 def part_of(own: JobSpec, job: JobSpec) -> JobSpec:
-    """The master's job as this worker runs it."""
+    """The master's job, as this worker runs it."""
     given = own.given()
     for name, value in given.items():
         said = getattr(job, name)
         if name not in (*OWN, *NOT_ASKED) and knobs()[name].gone is None and said != value:
             knob = knobs()[name]
-            log.warning("%s=%s changes nothing: the master says %s", knob.flag, knob.spell(value), knob.spell(said))
+            log.warning("%s=%s changes nothing: the master uses %s", knob.flag, knob.spell(value), knob.spell(said))
     return job.with_values(**{name: given[name] for name in OWN if name in given})
 
 
@@ -84,7 +84,7 @@ def _ask(address: str, index: int, token: str, patience_seconds: float) -> pb.Jo
             if error.code() in NO:
                 raise Refused(f"the master at {address} refused: {error.details()}") from error
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise Refused(f"what answers at {address} is no master of this version of ElasticDL") from error
+                raise Refused(f"what answers at {address} is not a master of this version of ElasticDL") from error
             raise Unreachable(
                 f"no master at {address} within {patience_seconds:g} s: start it, or give another --master_addr"
             ) from error

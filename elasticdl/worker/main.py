@@ -36,7 +36,7 @@ def main() -> int:
     except MemoryError:
         log.error("Out of memory")
         return EXIT_OUT_OF_MEMORY
-    except Unreachable as error:  # no fault of this worker's: it left as if it had been told to
+    except Unreachable as error:  # not this worker's fault: it leaves as after SIGTERM
         log.error("%s", error)
         return 128 + signal.SIGTERM
     except ElasticDLError as error:

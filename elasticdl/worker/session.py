@@ -1,6 +1,6 @@
-"""A worker's side of the control stream, without any I/O: what it holds, what it owes the master an answer for.
+"""A worker's side of the control stream, without I/O: its leases, and results that the master has not confirmed.
 
-Nothing is lost with a broken stream: the next Hello says all of it again.
+A broken stream loses nothing: the next Hello repeats all of it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Session:
         held = self.queue.get(g.shard)
         done = self.finished.get(g.shard)
         if (held is not None and held.attempt >= g.attempt) or (done is not None and done.attempt >= g.attempt):
-            return  # said twice
+            return  # a repeat
         self.finished.pop(g.shard, None)
         self.queue.pop(g.shard, None)
         self.queue[g.shard] = Work(
@@ -125,7 +125,7 @@ class Session:
         return held is not None and held.attempt == work.attempt
 
     def committed(self, work: Work, next_batch: int, loss: float, skipped: bool = False) -> pb.FromReplica:
-        """Every server has the batches below `next_batch`; of a shard that is not trained: they are computed."""
+        """Every server has the batches below `next_batch`; of a shard that is not for training: they are computed."""
         work.skipped += skipped
         shard, attempt, so_far = work.shard, work.attempt, work.skipped
         if self.holds(work):
@@ -146,7 +146,7 @@ class Session:
         return pb.FromReplica(completed=pb.Completed(shard=work.shard, attempt=work.attempt, result=result))
 
     def failed(self, work: Work, error: str) -> pb.FromReplica:
-        """The user's code raised; the lease goes back. Lost with the stream it is said again by trying again."""
+        """The user's code raised; the lease goes back. If the message is lost, the next attempt repeats it."""
         self._drop(work.shard, work.attempt)
         failed = pb.Failed(shard=work.shard, attempt=work.attempt, batch=work.next_batch, error=error)
         return pb.FromReplica(failed=failed)
@@ -160,7 +160,7 @@ class Session:
         return pb.FromReplica(unfit=pb.Unfit(error=error))
 
     def leave(self) -> list[pb.FromReplica]:
-        """SIGTERM came: give everything back but what is being worked on."""
+        """On SIGTERM: return all leases but the one in work."""
         self.leaving = True
         current = self.current()
         out = [pb.FromReplica(leaving=pb.Leaving())]

@@ -106,7 +106,7 @@ def test_following_a_log_shows_new_lines_and_ends_with_the_job_that_is_stopped(r
     text, _ = following.communicate(timeout=20)
     assert following.returncode == 0
     assert "worker-0 | " in text
-    assert "the job stopped: stopped by `elasticdl stop`" in text
+    assert "Job stopped: stopped by `elasticdl stop`" in text
     assert "runner stopped: stopped by `elasticdl stop`; the checkpoint holds version" in stopped
     assert f"--checkpoint_dir_for_init={running.paths.checkpoint}/version-" in stopped
     assert running.left_over() == []

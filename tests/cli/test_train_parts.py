@@ -163,8 +163,8 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it_and_that_is_
     found, problems, notes = preflight.find_checkpoint(spec_of(f"--checkpoint_dir_for_init={tmp_path}"))
     assert (found, problems) == (tmp_path / "version-9", [])
     assert notes == [
-        f"{parts[2]}: this part of the checkpoint is damaged: its checksum is wrong. The checkpoint before it is used.",
-        f"{parts[1]}: this part of the checkpoint has 3 bytes, not 4. The checkpoint before it is used.",
+        f"{parts[2]}: this part of the checkpoint is damaged: its checksum is wrong. Using the previous checkpoint.",
+        f"{parts[1]}: this part of the checkpoint has 3 bytes, not 4. Using the previous checkpoint.",
     ]
 
 

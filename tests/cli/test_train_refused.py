@@ -262,7 +262,7 @@ def test_everything_that_is_wrong_is_said_at_once(ask: Asking, tmp_path: Path, t
     lines = complaint.splitlines()
     assert lines[0] == "elasticdl train: 5 problems"
     assert f"--master_port={taken_port}: this port cannot be used: Address already in use" in complaint
-    assert "this directory holds files that are no exported model" in complaint
+    assert "this directory holds files that are not an exported model" in complaint
     assert f"cannot be a directory: {tmp_path / 'file'} is a file" in complaint
     assert f"--checkpoint_dir_for_init={tmp_path / 'nowhere'}: there is no such directory" in complaint
     assert f"--training_data={tmp_path / 'missing'}" in complaint
@@ -315,4 +315,4 @@ def test_a_checkpoint_folder_that_another_running_job_uses_is_refused(tmp_path: 
     with (folder / ".job").open("a+") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         complaint = ask.refusal(f"--checkpoint_dir={folder}")
-    assert f"--checkpoint_dir={folder}: another job that runs keeps its checkpoints here" in complaint
+    assert f"--checkpoint_dir={folder}: another running job stores its checkpoints here" in complaint

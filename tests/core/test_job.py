@@ -94,8 +94,8 @@ def test_a_traceback_in_the_first_batch_fails_the_job_at_once() -> None:
 def test_a_model_that_the_servers_refuse_ends_the_job_with_their_reason_and_blames_no_record() -> None:
     play = Play()
     play.join_all()
-    out = play.hear(e.WorkerUnfit(W0, "the servers do not take this model: its tables changed"))
-    assert out == [c.FinishJob("failed", "the servers do not take this model: its tables changed")]
+    out = play.hear(e.WorkerUnfit(W0, "the servers rejected this model: its tables changed"))
+    assert out == [c.FinishJob("failed", "the servers rejected this model: its tables changed")]
 
 
 def test_a_worker_that_dies_of_its_batch_costs_no_budget_but_the_batch_a_strike() -> None:

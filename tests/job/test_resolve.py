@@ -123,7 +123,7 @@ def in_a_cluster(**values: Any) -> Resolved:
 def test_a_job_in_a_cluster_keeps_its_state_on_its_first_volume_and_says_so() -> None:
     result = in_a_cluster(volume="claim_name=c,mount_path=/data;claim_name=d,mount_path=/more")
     assert (result.spec.state_dir, result.spec.checkpoint_dir) == ("/data/.elasticdl", None)
-    assert "Journal and checkpoints are kept below /data/.elasticdl, on the first --volume." in result.decisions
+    assert "Journal and checkpoints are stored below /data/.elasticdl, on the first --volume." in result.decisions
     assert result.warnings == ()
     assert result.spec.checkpoint_seconds == 60.0
 
@@ -131,8 +131,8 @@ def test_a_job_in_a_cluster_keeps_its_state_on_its_first_volume_and_says_so() ->
 def test_a_job_in_a_cluster_without_a_volume_is_warned_of_what_it_loses_with_which_pod() -> None:
     result = in_a_cluster(output="/out")
     state, output = result.warnings
-    assert state.startswith("Nothing outlives the pods") and "--volume=claim_name" in state
-    assert output == "--output=/out is on no --volume: what is written there goes with the pod."
+    assert state.startswith("Nothing is stored outside the pods") and "--volume=claim_name" in state
+    assert output == "--output=/out is on no --volume: files written there are lost with the pod."
     assert result.spec.checkpoint_seconds == 0.0
     (problem,) = in_a_cluster(checkpoint_steps=10).problems
     assert str(problem).startswith("--checkpoint_steps=10: checkpoints need a place that every pod sees.")

@@ -257,14 +257,14 @@ def test_following_outlives_a_master_and_ends_with_the_job_that_is_stopped_with_
     text, _ = following.communicate(timeout=60)
     assert following.returncode == 0
     assert re.search(r"master +\| .*start 2: ", text)
-    assert re.search(r"worker-\d +\| ", text) and "the job stopped: stopped by `elasticdl stop`" in text
+    assert re.search(r"worker-\d +\| ", text) and "Job stopped: stopped by `elasticdl stop`" in text
     assert "runner stopped: stopped by `elasticdl stop`; the checkpoint holds version" in said
     assert "--checkpoint_dir_for_init=" in said and f"--namespace={namespace}" in said
     until(lambda: left("runner", namespace) == ["pod/elasticdl-runner-master"])
     ended = status("runner", namespace)
     assert (ended["state"], ended["status"]["phase"]) == ("stopped", "stopped")
     assert "runner stopped: stopped by" in elasticdl("status", "runner", "-n", namespace)
-    assert "the job stopped" in elasticdl("logs", "runner", "-n", namespace)
+    assert "Job stopped" in elasticdl("logs", "runner", "-n", namespace)
     assert "not running: it stopped" in elasticdl("stop", "runner", "-n", namespace, code=2)
 
 

@@ -225,7 +225,7 @@ def test_the_first_tutorials_parameter_server_job_of_the_old_client_on_a_directo
     async def story() -> None:
         async with submitted(old_client, namespace, f"test-mnist-{restart.lower()}", *flags) as job:
             await job.running("ps-0", "worker-0")
-            assert "Replacing the master: the job's state cannot be kept in /data" in job.log("keeper")
+            assert "Replacing the master: cannot write the job's state to /data" in job.log("keeper")
             assert job.pods()["master"]["spec"]["initContainers"][0]["name"] == "state-folder"
             await trained(job, epochs=2, evaluated=["10", "20", "30"])
 

@@ -146,7 +146,7 @@ def test_a_state_that_is_still_being_written_stays_when_a_later_one_is_published
 
 def test_a_state_that_is_not_whole_is_not_published(tmp_path: Path) -> None:
     partial, due = state(tmp_path, 1, text="row")
-    with pytest.raises(OSError, match="it does not have the 4 bytes that were written"):
+    with pytest.raises(OSError, match="does not have the 4 bytes that were written"):
         allreduce(tmp_path).publish(due)
     (partial / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError):

@@ -49,7 +49,7 @@ def test_a_place_that_cannot_be_written_to_is_named_with_the_remedy(tmp_path: Pa
     with pytest.raises(UsageError) as refused:
         in_cluster.make_home(spec, JobPaths(tmp_path / "state", "default-1"))
     (problem,) = refused.value.problems
-    assert problem.where == "--state_dir" and "cannot be kept in" in problem.what
+    assert problem.where == "--state_dir" and "cannot write the job's state to" in problem.what
     assert "or choose a path on one with --state_dir" in problem.remedy
 
 
@@ -61,9 +61,9 @@ def test_a_volume_that_is_away_when_a_master_returns_does_not_fail_the_job(tmp_p
         pod = {"metadata": {"name": "elasticdl-j-master", "annotations": annotations}}
         return in_cluster.Place(spec, KubernetesApi(Credentials("https://nowhere.example")), {"uid": "1"}, pod)
 
-    with pytest.raises(UsageError, match="cannot be kept in"):
+    with pytest.raises(UsageError, match="cannot write the job.s state to"):
         asyncio.run(in_cluster._make_home(place()))
-    with pytest.raises(VolumeAway, match="cannot be kept in"):  # which costs no attempt
+    with pytest.raises(VolumeAway, match="cannot write the job.s state to"):  # which costs no attempt
         asyncio.run(in_cluster._make_home(place(**{names.ANNOTATION_CRASHES: "0"})))
 
 
@@ -76,7 +76,7 @@ def test_a_master_that_returns_waits_for_its_checkpoints_and_does_not_share_them
     (tmp_path / "checkpoints").mkdir()
     with (tmp_path / "checkpoints" / ".job").open("a+") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with contextlib.ExitStack() as held, pytest.raises(VolumeAway, match="another job that runs keeps its"):
+        with contextlib.ExitStack() as held, pytest.raises(VolumeAway, match="another running job stores its"):
             asyncio.run(in_cluster._ready(spec, paths, held, claim_seconds=0.3))
 
         async def story() -> JobSpec:

@@ -189,7 +189,7 @@ def mean_loss(out: Outcome | None, data: Path) -> float:
 def test_a_batch_that_is_not_finite_fails_the_job_by_name(tmp_path: Path, data: Path) -> None:
     out = whole_job(tmp_path, TORCH, data, feed="poisoned", shuffle=False)
     assert out.status.phase == "failed"
-    assert out.status.reason.startswith("not finite: the loss (nan), the gradient of")
+    assert out.status.reason.startswith("non-finite values: the loss (nan), the gradient of")
     assert "in batch 1 of train/0/1 (records 40 to 47 of records.recordio)" in out.status.reason
     assert "--nonfinite_gradients=skip" in out.status.reason
 

@@ -119,10 +119,10 @@ def test_with_a_token_file_only_workers_that_have_it_take_part(tmp_path: Path) -
     master.wait_until(lambda s: at_work(s, W1))
     twin = hand.worker(1, f"--token_file={tmp_path / 'secret'}")
     assert twin.process.wait(120) == 1
-    assert "worker 1 is at work already: start this one with another --worker_id" in twin.output.read_text()
+    assert "worker 1 is already running: use another --worker_id" in twin.output.read_text()
     check_witness(master, tmp_path / "model", RECORDS, EPOCHS, 1, averaged=2)
     assert worker.process.wait(30) == 0
-    assert "--minibatch_size=32 changes nothing: the master says 10" in worker.output.read_text()
+    assert "--minibatch_size=32 changes nothing: the master uses 10" in worker.output.read_text()
     assert "No --token_file is given" not in master.output.read_text()
 
 

@@ -60,6 +60,6 @@ def test_a_pod_of_the_old_client_that_cannot_lead_the_job_says_why(tmp_path: Pat
     on_node, claimed = ({"spec": {"securityContext": context}} for context in ({}, {"runAsUser": os.getuid() + 1}))
     assert unfit(fits, "1", on_node) == "" and (tmp_path / "state").is_dir()
     assert unfit(fits, "1", {"spec": {"securityContext": {"runAsUser": os.getuid()}}}) == ""
-    assert unfit(fails, "1", on_node).startswith(f"the job's state cannot be kept in {tmp_path / 'file'}")
+    assert unfit(fails, "1", on_node).startswith(f"cannot write the job's state to {tmp_path / 'file'}")
     assert unfit(fits, "2", claimed).startswith(f"it runs as user {os.getuid()}, and the job's other pods")
     assert not any((tmp_path / "state").glob("*-2")), "nothing is made that the other user could not write to"

@@ -54,8 +54,8 @@ def test_hello_comes_first_and_is_answered_with_welcome(run: Run) -> None:
         ("another secret", hello, "not the token of this job"),
         ("", hello, "not the token of this job"),
         (TOKEN, lambda: hello(name="elasticdl-j-worker-9"), "elasticdl-j-worker-9 is not expected"),
-        (TOKEN, lambda: hello(incarnation="zero"), "another process took its place"),
-        (TOKEN, lambda: hello(protocol=7), f"speaks protocol 7, this master {PROTOCOL}: use one version of ElasticDL"),
+        (TOKEN, lambda: hello(incarnation="zero"), "another process replaced it"),
+        (TOKEN, lambda: hello(protocol=7), f"uses protocol 7, this master {PROTOCOL}: use one version of ElasticDL"),
         (TOKEN, lambda: progress(1), "a stream starts with Hello"),
     ],
 )

@@ -17,9 +17,9 @@ EVALUATIONS_TOLD = 64  # far more than a worker remembers
 
 
 def events_of(replica: str, message: pb.FromReplica) -> list[e.Event]:
-    """A hello says again what the stream before may not have carried.
+    """A hello repeats what the previous stream may have lost.
 
-    Which records were set aside comes first: as soon as the last worker is back, the audit may be asked for.
+    Records that were set aside come first: as soon as the last worker is back, the audit may be requested.
     """
     said = [message]
     if message.WhichOneof("body") == "hello":
@@ -81,7 +81,7 @@ class Commands:
                 return [Send(worker, pb.ToReplica(save=pb.Save(cut=cut, directory=self.folder.partial(cut), at=at)))]
             case c.SettleSave(cut, directory, worker):
                 settle = pb.ToReplica(settle=pb.Settle(cut=cut, published=bool(directory), directory=directory))
-                # Whoever is leaving may wait for it.
+                # A worker that is leaving may wait for it.
                 names = [worker] if worker else list(self.machine.membership.workers)
                 return [Send(name, settle) for name in names]
             case c.AskForStack(worker, reason):

@@ -1,4 +1,4 @@
-"""The records of the parts that come next, read and fed ahead of the computation in a thread of their own."""
+"""Reads and feeds the records of the next parts in a thread of its own, ahead of the computation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from elasticdl.worker.bad_records import Sieve
 from elasticdl.worker.batches import Feed, Minibatch, ReadAhead, Source
 
 AHEAD = 2
-TRIED = 2  # how often a feed is watched in the training thread before it may run in another
+TRIED = 2  # how often a feed is watched in the training thread before it runs in another
 
 
 class PartsAhead:
     """Reads ahead always; feeds ahead only while the feed draws no random numbers.
 
-    Random numbers of a feed start from the seed of its part. They come from generators of the whole process, which the
-    model draws from at the same time: so a feed that draws some is called in the training thread.
+    A feed's random numbers start from the seed of its part. The model uses the same generators at the same time, so a
+    feed that draws random numbers is called in the training thread.
     """
 
     def __init__(self, source: Source, feed: Feed, seed: int) -> None:
@@ -71,7 +71,7 @@ class PartsAhead:
             return None, records, numbers
         before = _drawn_from()
         features, labels = self._feed(records, self._source.mode, self._source.reader.metadata)
-        if before != _drawn_from():  # it may also have been the model: better slow than wrong
+        if before != _drawn_from():  # the model may have drawn them, too: better slow than wrong
             self.draws = True
             return None, records, numbers
         return Minibatch(features, labels, numbers), None, None

@@ -1,4 +1,4 @@
-"""What workers say to each other through the master, and their pulses: passed on at once, and not journaled."""
+"""What workers send each other through the master, and their pulses: handled at once, and not journaled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
 from elasticdl.strategies.allreduce.core.pulses import Pulses
 from elasticdl.wire import control_pb2 as pb
 
-COMMIT_SECONDS = 0.5  # how often the journal hears how far training is
+COMMIT_SECONDS = 0.5  # between two entries of the journal about how far training is
 
 
 class Relay:
@@ -24,7 +24,7 @@ class Relay:
         self._told_at, self._told = 0.0, (0, 0)  # when, which generation and step
 
     def stored(self, worker: str, stored: pb.Stored) -> None:
-        """Pass a key on to the other members of its generation; of an older one nobody hears any more."""
+        """Send a key to the other members of its generation; drop it if that is not the newest."""
         membership = self._job.membership
         if stored.generation != membership.generation or worker not in membership.members:
             return
@@ -36,7 +36,7 @@ class Relay:
                 self._send(name, pb.ToReplica(stored=stored))
 
     def again(self, worker: str, now: float, generation: int = 0) -> None:
-        """A worker's stream is (back) there: what the others stored meanwhile. It was out of touch, and not hung."""
+        """A worker's stream is open (again): send what the others stored meanwhile. It was disconnected, not hung."""
         self.hangs.back(worker, now, generation)
         membership = self._job.membership
         if self._generation == membership.generation and worker in membership.members:
@@ -44,7 +44,7 @@ class Relay:
                 self._send(worker, pb.ToReplica(stored=stored))
 
     def pulse(self, worker: str, pulse: pb.Pulse, now: float) -> e.Event | None:
-        """Remember it; now and then it is an event: how far training is."""
+        """Remember it; now and then it makes an event that tells how far training is."""
         self.hangs.heard(worker, pulse.step, pulse.phase, pulse.seconds, pulse.step_seconds, now, pulse.generation)
         at = (pulse.generation, pulse.step)
         if pulse.step <= self._job.step or pulse.generation != self._job.membership.running_generation:

@@ -15,7 +15,7 @@ from elasticdl.job.strategy import Finding, Strategy, about
 class Allreduce(Strategy):
     groups = (AllreduceKnobs.title,)
     programs = True
-    irreplaceable = "its master's pod, or all workers',"
+    irreplaceable = "its master's pod or all workers' pods"
 
     def findings(self, spec: JobSpec) -> Iterable[Finding]:
         if spec.num_ps_pods:

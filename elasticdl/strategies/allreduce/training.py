@@ -1,4 +1,4 @@
-"""The worker of an all-reduce job: a model file trained by the elastic loop that user programs have, too."""
+"""The worker of an all-reduce job: trains a model file with the elastic loop of `elasticdl.api`."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class ReplicaEvaluation:
 
 
 def work(spec: JobSpec, name: str, code: ModelFile, sources: Mapping[str, Source]) -> int:
-    """Train until the job is over or this worker is told to go; its exit code."""
+    """Train until the job is over or this worker receives SIGTERM; its exit code."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the launcher asks where a worker hangs
     training, validation = sources["training"], sources.get("evaluation")
 
@@ -139,7 +139,7 @@ def work(spec: JobSpec, name: str, code: ModelFile, sources: Mapping[str, Source
     if replica.device.type == "cpu":
         have_at_hand(STEP_VECTORS * 4 * (replica.gradient_size + replica.buffer_size))
     control = connect(spec, name, replica.device)
-    log.info("Ready: %d values that are trained, on %s", replica.gradient_size, replica.device)
+    log.info("Ready: %d trainable values, on %s", replica.gradient_size, replica.device)
     model = ReplicaModel(replica)
     hooks = Hooks(committed, export, evaluation, name_of=training.name_of)
     elastic = Elastic(model, loop_terms(spec, plan), control, numbering(spec, training.dataset), hooks)
@@ -159,9 +159,9 @@ def work(spec: JobSpec, name: str, code: ModelFile, sources: Mapping[str, Source
 
 
 def _warm_up(replica: ModelReplica, code: ModelFile, training: Source, plan: StepPlan, seed: int) -> None:
-    """A part for nothing, before anybody waits for this worker: frameworks set themselves up, or compile, in the first.
+    """Compute a part and drop it, before other workers wait for this one: frameworks initialize or compile first.
 
-    What is wrong with it is told when it is trained.
+    Errors are reported when it is trained.
     """
     step = plan.step(0, 0, 1)
     part = next(part for v in range(step.parts) if (part := step.part(v)).records)

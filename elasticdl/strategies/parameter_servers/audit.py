@@ -1,7 +1,7 @@
 """The audit: a table beside the model's own in which every record counts how often it was trained.
 
-It is moved by the same pushes as the model, not by the counters that decide which push is applied: gradient 1 for each
-record, SGD with rate 1, so that a row ends at minus the number of times.
+The same pushes move it as move the model, not the counters that decide which push is applied: gradient 1 for each
+record, SGD with rate 1, so that a row ends at minus the count.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AT_ONCE = 1 << 16
 
 
 def added(spec: ParametersSpec) -> ParametersSpec:
-    """What the model puts on the servers, and the audit's table."""
+    """The model's parameters and the audit's table."""
     return spec.model_copy(update={"tables": (*spec.tables, TABLE)})
 
 
@@ -39,7 +39,7 @@ def rows(numbers: npt.NDArray[np.int64]) -> dict[str, tuple[npt.NDArray[np.int64
 
 
 def verdict(client: Client, spec: JobSpec, records: int, set_aside: Sequence[int] = ()) -> str:
-    """Compare the table with what should have been trained; a sentence when all is right, ModelError when not."""
+    """Compare the table with the plan; a sentence when all counts are right, else ModelError."""
     plan = Plan.of(spec, records)
     whole, rest = divmod(plan.total_batches, plan.batches_per_epoch)
     most = whole + (1 if rest else 0)  # max_step may end the job inside an epoch

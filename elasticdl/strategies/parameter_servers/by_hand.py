@@ -1,4 +1,4 @@
-"""Workers that somebody starts by hand: how they come, what they are told, and when they are taken for gone."""
+"""Workers that a user starts: how they join, what they are told, and when they count as gone."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Hands:
         self._coming: dict[int, asyncio.Future[None]] = {}
 
     async def come(self, index: int) -> pb.JoinReply:
-        """Take a worker of this number: its part in the job; raises Refused where it has none."""
+        """Let a worker of this number join; raises Refused when it cannot."""
         if not self._job.terms.by_hand:
             raise Refused("this job starts its workers itself")
         name = replica_name(self._job.terms.job, WORKER, index)
         before = self._job.replicas.replicas.get(name)
         if index in self._coming or (before is not None and before.state is State.JOINED):
-            raise Refused(f"worker {index} is at work already: start this one with another --worker_id")
-        if before is not None and before.state is not State.GONE:  # it was killed, and nobody could tell
+            raise Refused(f"worker {index} is already running: use another --worker_id")
+        if before is not None and before.state is not State.GONE:  # it was killed, and no cluster reported it
             self._hear(e.ReplicaGone(name, "", PREEMPTED, f"worker {index} was started again"))
         self._coming[index] = asyncio.get_running_loop().create_future()
         self._hear(e.WorkerCame(index))
@@ -42,7 +42,7 @@ class Hands:
             async with asyncio.timeout(DECIDE_SECONDS):
                 await self._coming[index]
         except TimeoutError:
-            raise Refused("the job is over, or its master is busy") from None
+            raise Refused("the job has ended, or its master is busy") from None
         finally:
             del self._coming[index]
         part = pb.JoinReply(replica=name)
@@ -50,20 +50,20 @@ class Hands:
         return part
 
     def decided(self, event: e.Event) -> None:
-        """The job has heard of this."""
+        """The machine has handled this event."""
         if isinstance(event, e.WorkerCame) and event.index in self._coming:
             coming = self._coming[event.index]
-            if not coming.done():  # else whoever asked has gone meanwhile
+            if not coming.done():  # else the worker has gone meanwhile
                 coming.set_result(None)
 
     def running(self) -> tuple[tuple[str, str], ...]:
-        """Those that the journal knows of: the cluster does not."""
+        """Workers that the journal has and no cluster lists."""
         if not self._job.terms.by_hand:
             return ()
         there = [r for r in self._job.replicas.replicas.values() if r.role == WORKER and r.state is not State.GONE]
         return tuple((r.name, r.uid or UID) for r in there)
 
     def sent_away(self, name: str, reason: str) -> None:
-        """Nobody can end its process, or see it end: without a stream it is gone."""
+        """The master can neither end its process nor see it end: without a stream it counts as gone."""
         if self._job.terms.by_hand and self._job.replicas.role_of(name) == WORKER:
             self._hear(e.ReplicaGone(name, "", PREEMPTED, reason))

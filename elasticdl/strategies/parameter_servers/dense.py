@@ -9,8 +9,8 @@ from elasticdl.ps.parameters import native_optimizer
 
 
 class Dense:
-    """Pulls every `every` steps. In between the copy moves as a server's would: by the same optimizer, from the slots
-    that came with it. With one worker it is therefore the model itself, with several it lacks what the others did.
+    """Pulls every `every` steps. In between, the copy moves as on a server: by the same optimizer and slots.
+    With one worker it equals the model; with several it lacks the others' gradients.
     """
 
     def __init__(self, client: Client, every: int) -> None:
@@ -30,7 +30,7 @@ class Dense:
         return self._trainable.copy(), self._state.copy(), self._version
 
     def moved(self, gradients: FloatArray, state: FloatArray, rate: float) -> None:
-        """Every server has this step's gradients and difference of state: the copy takes them, too."""
+        """Every server has this step's gradients and difference of state: apply them to the copy, too."""
         self._version += 1
         if self._steps:
             rate = rate or self._client.spec.optimizer.learning_rate
@@ -42,5 +42,5 @@ class Dense:
         self._version += 1
 
     def forget(self) -> None:
-        """The next step pulls: what became of the last one is not known."""
+        """The next step pulls: the outcome of the last one is unknown."""
         self._steps = 0

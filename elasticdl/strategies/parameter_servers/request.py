@@ -12,7 +12,7 @@ from elasticdl.job.strategy import Strategy
 class ParameterServers(Strategy):
     always = (names.MASTER, names.WORKER, names.PS)
     by_hand = True
-    irreplaceable = "its master's or a server's pod"
+    irreplaceable = "its master's pod or a server's pod"
 
     def fill_in(self, spec: JobSpec, values: dict[str, Any], decisions: list[str], notes: list[str]) -> None:
         if spec.distribution_strategy == "Local":

@@ -91,7 +91,7 @@ class Worker:
                 log.info("Waiting for the servers: %s", over)
                 self.control.wait_for_timeline_after(self.client.timeline)
             except Refused as refusal:
-                log.warning("Giving %s back: %s", work.shard, refusal)
+                log.warning("Returned %s: %s", work.shard, refusal)
                 self.control.returned(work, str(refusal))
             except ScheduleError as error:  # not the fault of a record: no use in trying others
                 self.control.unfit(str(error))
@@ -108,13 +108,13 @@ class Worker:
             return self.control.wait_for_work()
 
     def _called_off(self, work: Work) -> bool:
-        """Whether to give up waiting for a server: the lease is gone, or the one that this one waits for came."""
+        """Whether to stop waiting for a server: the lease is gone, or this worker got the batch that it waits for."""
         if self.control.gone(work) or self.control.preceded(work):
             return True
         return self._round_to_come and self.control.leaving
 
     def _join_timeline(self) -> None:
-        """Before the first lease of a timeline: find the servers and tell them what they hold."""
+        """Before the first lease of a timeline: connect to the servers and declare the model."""
         addresses, timeline = self.control.place()
         if timeline == self._timeline or not addresses:
             return
@@ -124,7 +124,7 @@ class Worker:
         try:
             self.client.declare(*self.model.initial())
         except Refused as refusal:
-            reason = f"the servers do not take this model: {refusal}"
+            reason = f"the servers rejected this model: {refusal}"
             self.control.unfit(reason)
             raise JobFailed(reason) from refusal
         self._timeline = timeline
@@ -161,7 +161,7 @@ class Worker:
                 log.warning("Going back to batch %d of %s: %s", resend.next_batch, work.shard, resend)
                 work.next_batch = resend.next_batch
             except Stale as stale:
-                log.info("Computing %s again, on newer values: %s", work.shard, stale)
+                log.info("Recomputing %s on newer values: %s", work.shard, stale)
             if self.control.leaving and work.next_batch < work.batches:
                 self.control.returned(work, "the worker is leaving")
 
@@ -204,7 +204,7 @@ class Worker:
             log.info(loss_line(result.loss, version))
 
     def _values(self, work: Work) -> tuple[FloatArray, FloatArray, int]:
-        """What a batch is computed on; in synchronous training what the rounds before it made, once they did."""
+        """The values that a batch is computed on; in synchronous training they include the rounds before it."""
         if not self.plan.synchronous:
             return self.dense.get()
         self._round_to_come = True
@@ -214,16 +214,16 @@ class Worker:
             self._round_to_come = False
 
     def _not_finite(self, work: Work, number: int, minibatch: Minibatch, result: StepResult) -> bool:
-        """Whether to leave a batch out whose gradients are not finite; without --nonfinite_gradients=skip it fails."""
+        """Whether to skip a batch because of non-finite gradients; without --nonfinite_gradients=skip the job fails."""
         found = finite.trouble(result, self.model.parameters)
         if not found:
             return False
         where = f"batch {number} of {work.shard} ({self.training.named(minibatch.numbers)})"
         if self.spec.nonfinite_gradients == "fail":
-            reason = f"not finite: {found}, in {where}. --nonfinite_gradients=skip leaves such batches out."
+            reason = f"non-finite values: {found}, in {where}. --nonfinite_gradients=skip skips such batches."
             self.control.unfit(reason)
             raise JobFailed(reason)
-        log.warning("Not finite: %s; %s moves nothing", found, where)
+        log.warning("Skipped %s: non-finite values in %s", where, found)
         return True
 
     def _step(self, minibatch: Minibatch, rows: ServerRows) -> StepResult:
@@ -233,7 +233,7 @@ class Worker:
     def _coming(self, work: Work, number: int) -> list[tuple[Source, Work, int]]:
         """The batches after this one: of the same lease, then the next lease's first.
 
-        What may crash the process is not read ahead, so that a crash is blamed on the batch at work.
+        A batch that may crash the process is not read ahead, so that a crash is blamed on the right one.
         """
         if work.careful:
             return []
