@@ -61,9 +61,9 @@ def test_a_volume_that_is_away_when_a_master_returns_does_not_fail_the_job(tmp_p
         pod = {"metadata": {"name": "elasticdl-j-master", "annotations": annotations}}
         return in_cluster.Place(spec, KubernetesApi(Credentials("https://nowhere.example")), {"uid": "1"}, pod)
 
-    with pytest.raises(UsageError, match="cannot write the job.s state to"):
+    with pytest.raises(UsageError, match="cannot write the job's state to"):
         asyncio.run(in_cluster._make_home(place()))
-    with pytest.raises(VolumeAway, match="cannot write the job.s state to"):  # which costs no attempt
+    with pytest.raises(VolumeAway, match="cannot write the job's state to"):  # which costs no attempt
         asyncio.run(in_cluster._make_home(place(**{names.ANNOTATION_CRASHES: "0"})))
 
 
