@@ -101,7 +101,7 @@ class Checkpoints:
 
     def begin(self, cut: int, position: Position, lasting: bool, held: bool, now: float) -> None:
         """Every server pinned the cut and writes it."""
-        # Servers that are told to hold at once go on a little: they may pass the version of a lasting one.
+        # Servers that hold at once go on a little: they may pass the version of a lasting one.
         passed = bool(self.schedule.steps) and position.version >= self.next_version
         self.writing = Writing(cut, position, lasting or passed, held)
         self._count(position.version, now)
@@ -182,7 +182,7 @@ class Checkpoints:
         return [RestoreServer(s, self.timeline, to.directory, to.position, len(self.servers)) for s in servers]
 
     def joined(self, server: str, timeline: int) -> list[Command]:
-        """A server is (back): it stands on this timeline, or is told to."""
+        """A server connected: it stands on this timeline, or has to restore it."""
         if timeline != self.timeline:
             self.restored.discard(server)
             return self.restore([server])

@@ -54,7 +54,7 @@ class ReplicaGone(Event):
 
 
 class ReplicaHeldUp(Event):
-    """A replica that was launched does not run yet, and the cluster says why; without a note, nothing holds it up."""
+    """A replica that was launched does not run yet, and the cluster reports why; an empty note means that nothing delays it."""
 
     name: str
     uid: str
@@ -162,10 +162,10 @@ class RecordIdentified(Event):
 
 
 class ServerHeld(Event):
-    """A server holds all pushes; `counters` says the next batch it expects of each open shard.
+    """A server holds all pushes; `counters` is the next batch it expects of each open shard.
 
     In synchronous training it holds at a version; if it is only coming there, because a round that it has begun ends
-    there, it will say so again.
+    there, it will report again.
     """
 
     server: str
@@ -255,7 +255,7 @@ class ModelExported(Event):
     directory: str
     error: str = ""
     audit: str = ""
-    number: int = 0  # of the request that it answers; 0: not said
+    number: int = 0  # of the request that it answers; 0: unknown
 
 
 class RecordLeftOut(Event):

@@ -17,7 +17,7 @@ from elasticdl.job.outcome import Outcome
 PREEMPTED, CRASHED, OUT_OF_MEMORY, FINISHED = "preempted", "crashed", "out of memory", "finished"
 TURNED_AWAY = "turned away"  # by a quota or a node: not the replica's fault, and tried again after a while
 BLAMED = "crashed in a batch"  # the batch's records answer for it, not the worker's budget
-BY_OTHERS = ("preempted", "evicted", "deleted", "node lost")  # kinds of ends, as a cluster tells them
+BY_OTHERS = ("preempted", "evicted", "deleted", "node lost")  # kinds of ends, as a cluster reports them
 CAUSES = (PREEMPTED, CRASHED, OUT_OF_MEMORY, FINISHED, TURNED_AWAY, BLAMED)
 INITIAL = {"worker": "initial worker", "ps": "initial server"}  # why the first replicas are launched
 BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -68,7 +68,7 @@ class Lost:
 
     name: str
     cause: str  # one of CAUSES
-    reason: str  # as the cluster says, or as it was decided
+    reason: str  # as the cluster reported it, or as it was decided
     failures: int = 0  # how often its slot failed, where that was too often
 
     def __str__(self) -> str:
@@ -103,7 +103,9 @@ class Replicas:
     replicas: dict[str, Replica] = field(default_factory=dict)
     next_index: dict[str, int] = field(default_factory=dict)
     losses: int = 0  # replicas lost and replaced
-    incidents: dict[str, int] = field(default_factory=dict)  # what befell replicas, by kind, as the cluster says
+    incidents: dict[str, int] = field(
+        default_factory=dict
+    )  # what happened to replicas, by kind, as the cluster reports it
     lost_servers: list[Lost] = field(default_factory=list)  # not yet dealt with by the machine
     not_to_be_had: list[Lost] = field(default_factory=list)  # the same of those that were on trial
     finished: bool = False  # the job is over: no replica is replaced
@@ -225,7 +227,7 @@ class Replicas:
         r = self.replicas.get(name)
         if r is None or r.uid == uid or r.state in (State.STOPPING, State.GONE) or uid in self.slots[r.slot].past:
             return
-        early = bool(r.incarnation) and not r.uid  # it spoke before the cluster told us of it
+        early = bool(r.incarnation) and not r.uid  # it connected before the cluster reported it
         r.uid = uid
         if not early:
             self._enter(r, State.RUNNING, now)
@@ -252,18 +254,18 @@ class Replicas:
         r.held_up = kind
 
     def _count(self, event: e.ReplicaGone) -> None:
-        """What befell a replica; one that we stop or sent away ends as we wanted, unless the cluster says otherwise."""
+        """Count what happened to a replica; one that we stop ends as we wanted, unless the cluster reports otherwise."""
         r = self.replicas.get(event.name)
         if r is None or self.finished or not event.kind or not self.concerns(event.name, event.uid):
             return
         by_us = r.state is State.STOPPING or not self.slots[r.slot].wanted
-        if not by_us or event.kind in BY_OTHERS:  # a server that was told to go by others is then told to by us
+        if not by_us or event.kind in BY_OTHERS:  # a server that others stop is then stopped by us
             self.incidents[event.kind] = self.incidents.get(event.kind, 0) + 1
 
     def _master_started(
         self, running: dict[str, str], ended: dict[str, str], waiting: tuple[str, ...], now: float, out: list[c.Command]
     ) -> None:
-        """Compare what the journal says with what is there."""
+        """Compare the journal with what is there."""
         for r in list(self.replicas.values()):
             if r.state is State.GONE or (r.state is State.LAUNCHED and r.name in waiting):
                 continue

@@ -1,7 +1,7 @@
 """The search for the record of a batch that fails, by halves: probes compute a part of it and push nothing.
 
 After `STRIKES` failures of a batch its records are searched until one is to blame. What is under suspicion has a worker
-to itself: of a dead worker's leases only the last report says which one it was at.
+to itself: of a dead worker's leases only the last report shows which one it was at.
 """
 
 from __future__ import annotations

@@ -103,9 +103,9 @@ class StepPlan:
         times = workers * self.share / self.batch if self.share else 1.0
         return {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[self.lr_scaling]
 
-    def trained(self, steps: int, said: int) -> int:
-        """How many records so many steps trained: what is `said` counts where the batch follows the workers."""
-        return said if self.share else self.records_before(steps)
+    def trained(self, steps: int, counted: int) -> int:
+        """How many records so many steps trained: those that were `counted`, where the batch follows the workers."""
+        return counted if self.share else self.records_before(steps)
 
     def over(self, steps: int, trained: int) -> bool:
         """Whether nothing is left to train."""

@@ -74,7 +74,7 @@ class Changes:
     done: list[Change] = field(default_factory=list)
 
     def heard(self, event: e.Event, commands: Iterable[c.Command], training: bool, now: float) -> list[c.Command]:
-        """After the job has decided; a change that is over is told of."""
+        """Called after each decision; announces a change that is over."""
         self._look_for_signs(event, now)
         for command in commands:
             if isinstance(command, c.ProposeWorld) and command.generation > self.generation:

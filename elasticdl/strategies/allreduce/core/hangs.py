@@ -1,4 +1,4 @@
-"""Which workers of an all-reduce job hang: what their pulses tell, seen against the worlds that they are in.
+"""Which workers of an all-reduce job hang: their pulses, seen against the worlds that they are in.
 
 Pulses come a few times a second and are not journaled. That a worker hangs, or that a world is stuck, is an event.
 """
@@ -56,7 +56,7 @@ class Hangs:
         return found
 
     def _given_up(self, generation: int) -> bool:
-        """Whether this world was aborted, as its members have heard. 0: the worker has left it."""
+        """Whether this world was aborted, as its members know. 0: the worker has left it."""
         m = self.membership
         return generation != m.running_generation or (m.phase is not Phase.RUNNING and m.urgent)
 

@@ -29,7 +29,7 @@ class AllreduceMachine:
     membership: Membership
     saves: Saves
     closing: Closing = field(default_factory=Closing)
-    step: int = 0  # the newest that was heard of
+    step: int = 0  # the newest that was reported
     records: int = 0  # trained by so many steps
     holdings: dict[str, int] = field(default_factory=dict)  # records in the state that a worker confirmed last
     repeated: int = 0  # steps trained again because all workers were lost

@@ -61,7 +61,7 @@ class Ready:
 
 @dataclass
 class Beginning:
-    """Where a world begins; a repeated message must say the same."""
+    """Where a world begins; repeated in messages, so kept."""
 
     state: State = NOTHING
     copies: dict[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Beginning:
 class Membership:
     wanted: int  # how many workers train together, if they are there
     least: int = 1
-    grace_seconds: float = 30.0  # a worker that has heard nothing from the master for so long stops by itself
+    grace_seconds: float = 30.0  # a worker without a message from the master for so long stops by itself
     same_arithmetic: bool = True
     workers: dict[str, Ready] = field(default_factory=dict)  # in the order of their coming
     generation: int = 0  # the newest
@@ -85,7 +85,7 @@ class Membership:
     formed: set[str] = field(default_factory=set)
     begun: Beginning = field(default_factory=lambda: Beginning())  # of the last world that was started
     holders: set[str] = field(default_factory=set)  # workers known to hold the state of that world
-    committed: State = NOTHING  # the newest that was heard of
+    committed: State = NOTHING  # the newest that was reported
     checkpoint: tuple[str, int] = ("", 0)  # directory and step of the newest on disk
     fingerprint: str = ""  # the one of the first world
     failures: int = 0  # worlds in a row that broke without a step
@@ -256,7 +256,7 @@ class Membership:
         return self.holder() or next((n for n, w in self.workers.items() if n in self.holders and w.in_touch), "")
 
     def only_leavers(self, but: str = "") -> list[str]:
-        """Connected workers that hold the state, if all of them are leaving; the last to be told comes last."""
+        """Connected workers that hold the state, if all of them are leaving; the last to leave comes last."""
         found = [n for n, w in self.workers.items() if n in self.holders and w.in_touch and n != but]
         return found if all(self.workers[n].leaving for n in found) else []
 
@@ -356,7 +356,7 @@ class Membership:
         return bool(self.members) and set(self.confirmed) == set(self.members)
 
     def _silent_until(self, name: str) -> float:
-        """When a member of the last world has stopped by itself, having heard nothing for so long."""
+        """When a member of the last world has stopped by itself, without a message for so long."""
         w = self.workers.get(name)
         if w is None:
             return self.excluded[name] + self.grace_seconds + MARGIN_SECONDS

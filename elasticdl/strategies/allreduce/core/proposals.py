@@ -16,7 +16,7 @@ class Candidate:
     name: str
     leaving: bool = False
     holds: bool = False  # the state of the last world
-    ran: bool = False  # in the last world: it may hold that state without having said so
+    ran: bool = False  # in the last world: it may hold that state without having reported it
     rank: int = 0  # in the newest world; the same number behind all of them for those outside
 
 

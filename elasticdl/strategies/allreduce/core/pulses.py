@@ -12,7 +12,7 @@ FLOOR_SECONDS = 5.0
 STEPS = 10  # a part of a step that lasts as long as so many whole ones does not end any more
 QUIET_SECONDS = 2.0  # many pulses would have come
 STALL_SECONDS = 30.0  # networks between machines stand still for a while, and recover
-# Phases whose length the step time tells. The others may take long: storage may stand still for all workers
+# Phases whose length follows from the step time. The others may take long: storage may stand still for all workers
 # at once, and between two steps a program may do anything.
 LEARNT = ("compute", "apply")
 # In these a worker waits for others; in the first two for its world, where the network may be stuck.

@@ -149,7 +149,7 @@ class Cuts:
         return cut
 
     def joined(self, server: str) -> list[c.Command]:
-        """A server's stream is (back): tell it where the cut stands."""
+        """A server connected: send it where the cut stands."""
         cut = self.active
         if cut is None or cut.phase is Phase.REPAIRING:
             return [c.ReleaseServers(self.numbers, server)]
