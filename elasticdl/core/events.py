@@ -54,7 +54,7 @@ class ReplicaGone(Event):
 
 
 class ReplicaHeldUp(Event):
-    """A replica that was launched does not run yet, and the cluster reports why; an empty note means that nothing delays it."""
+    """The cluster reports why a launched replica does not run yet; an empty note: nothing delays it."""
 
     name: str
     uid: str

@@ -254,7 +254,7 @@ class Replicas:
         r.held_up = kind
 
     def _count(self, event: e.ReplicaGone) -> None:
-        """Count what happened to a replica; one that we stop ends as we wanted, unless the cluster reports otherwise."""
+        """Count what happened to a replica; not one that we stop, unless the cluster reports a cause of its own."""
         r = self.replicas.get(event.name)
         if r is None or self.finished or not event.kind or not self.concerns(event.name, event.uid):
             return
