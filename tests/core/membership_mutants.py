@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from elasticdl.core.commands import Command, ProposeWorld, StartWorld
-from elasticdl.strategies.allreduce.core.membership import NOTHING, NOTICE_SECONDS, Beginning, Membership, Phase, State
+from elasticdl.strategies.allreduce.core.membership import NOTHING, NOTICE_SECONDS, Beginning, Membership, State
+from elasticdl.strategies.allreduce.core.proposals import Phase
 from tests.core.storms import LEAVERS, SILENCE, WIND, Storm
 
 

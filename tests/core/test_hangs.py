@@ -8,7 +8,7 @@ from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.strategies.allreduce.core.hangs import AGAIN_SECONDS, Hangs
 from elasticdl.strategies.allreduce.core.machine import STACK_SECONDS
-from elasticdl.strategies.allreduce.core.membership import Phase
+from elasticdl.strategies.allreduce.core.proposals import Phase
 from elasticdl.strategies.allreduce.core.pulses import FLOOR_SECONDS, STALL_SECONDS, Pulses
 from tests.core.allreduce_play import Play, W, of
 

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from elasticdl.strategies.allreduce.core.proposals import (
-    NOBODY_TRAINS,
-    PROPOSED,
-    RUNNING,
+    TABLES,
     Candidate,
     Else,
+    Phase,
     Proposal,
     Scene,
     decide,
@@ -25,61 +24,64 @@ def propose(*members: str, urgent: bool, reason: str) -> Proposal:
     return Proposal(members, urgent, reason)
 
 
-ROWS: list[tuple[tuple[Any, ...], str, dict[str, Any], Proposal | Else]] = [
-    (NOBODY_TRAINS, "enough workers are ready", {"desired": AB, "enough": True},
+ROWS: list[tuple[Phase, str, dict[str, Any], Proposal | Else]] = [
+    (Phase.NONE, "enough workers are ready", {"desired": AB, "enough": True},
      propose("a", "b", urgent=True, reason="2 workers are ready")),
-    (NOBODY_TRAINS, "a worker is gone that others wait for at the end of the step", {"lost": "c", "members": AB},
+    (Phase.NONE, "a worker is gone that others wait for at the end of the step", {"lost": "c", "members": AB},
      propose(urgent=True, reason="c is gone")),
-    (NOBODY_TRAINS, "", {"desired": AB}, Else.WAIT),
-    (NOBODY_TRAINS, "", {"lost": "c", "urgent": True}, Else.WAIT),
-    (NOBODY_TRAINS, "", {"enough": True}, Else.WAIT),
-    (PROPOSED, "a member is gone or out of touch",
+    (Phase.NONE, "", {"desired": AB}, Else.WAIT),
+    (Phase.NONE, "", {"lost": "c", "urgent": True}, Else.WAIT),
+    (Phase.NONE, "", {"enough": True}, Else.WAIT),
+    (Phase.PROPOSED, "a member is gone or out of touch",
      {"members": AB, "desired": ("a",), "silent": ("b",), "gone": ("b",)},
      propose("a", urgent=False, reason="b is gone")),
-    (PROPOSED, "a member is gone or out of touch", {"members": AB, "desired": ("a",), "silent": ("b",), "urgent": True},
+    (Phase.PROPOSED, "a member is gone or out of touch",
+     {"members": AB, "desired": ("a",), "silent": ("b",), "urgent": True},
      propose("a", urgent=True, reason="disconnected: b")),
-    (PROPOSED, "a member is gone or out of touch", {"members": AB, "desired": AB, "lost": "c"},
+    (Phase.PROPOSED, "a member is gone or out of touch", {"members": AB, "desired": AB, "lost": "c"},
      propose("a", "b", urgent=True, reason="c is gone")),
-    (PROPOSED, "a worker outside brings what all members lack",
+    (Phase.PROPOSED, "a worker outside brings what all members lack",
      {"members": ("a",), "desired": AB, "rescued": True, "urgent": True, "confirmed": True},
      propose("a", "b", urgent=True, reason="the available workers changed")),
-    (PROPOSED, "other workers should train, and the step can still be finished",
+    (Phase.PROPOSED, "other workers should train, and the step can still be finished",
      {"members": ("a",), "desired": AB, "confirmed": True},
      propose("a", "b", urgent=False, reason="the available workers changed")),
-    (PROPOSED, "a member should not train, and none has confirmed", {"members": AB, "desired": ("a",), "urgent": True},
+    (Phase.PROPOSED, "a member should not train, and none has confirmed",
+     {"members": AB, "desired": ("a",), "urgent": True},
      propose("a", urgent=True, reason="the available workers changed")),
-    (PROPOSED, "nothing speaks against it",
+    (Phase.PROPOSED, "nothing speaks against it",
      {"members": AB, "desired": ("a",), "urgent": True, "confirmed": True}, Else.START),
-    (PROPOSED, "nothing speaks against it", {"members": AB, "desired": AB, "lost": "c", "urgent": True}, Else.START),
-    (RUNNING, "a member is gone", {"members": AB, "desired": ("a",), "lost": "b", "training": True},
+    (Phase.PROPOSED, "nothing speaks against it",
+     {"members": AB, "desired": AB, "lost": "c", "urgent": True}, Else.START),
+    (Phase.RUNNING, "a member is gone", {"members": AB, "desired": ("a",), "lost": "b", "training": True},
      propose("a", urgent=True, reason="b is gone")),
-    (RUNNING, "the world is being formed, and no member leaves: one change after the other",
+    (Phase.RUNNING, "the world is being formed, and no member leaves: one change after the other",
      {"members": ("a",), "desired": AB}, Else.WAIT),
-    (RUNNING, "a member leaves; a world that is not formed has no end of a step to wait for",
+    (Phase.RUNNING, "a member leaves; a world that is not formed has no end of a step to wait for",
      {"members": AB, "desired": ("a",), "leaving": True, "training": True},
      propose("a", urgent=False, reason="leaving: b")),
-    (RUNNING, "a member leaves; a world that is not formed has no end of a step to wait for",
+    (Phase.RUNNING, "a member leaves; a world that is not formed has no end of a step to wait for",
      {"members": AB, "desired": ("a",), "leaving": True},
      propose("a", urgent=True, reason="leaving: b")),
-    (RUNNING, "a worker can join", {"members": ("a",), "desired": AB, "training": True},
+    (Phase.RUNNING, "a worker can join", {"members": ("a",), "desired": AB, "training": True},
      propose("a", "b", urgent=False, reason="joining: b")),
-    (RUNNING, "", {"members": ("a", "c"), "desired": AB, "silent": ("c",), "training": True}, Else.WAIT),
-    (RUNNING, "", {"members": AB, "desired": AB, "training": True}, Else.WAIT),
+    (Phase.RUNNING, "", {"members": ("a", "c"), "desired": AB, "silent": ("c",), "training": True}, Else.WAIT),
+    (Phase.RUNNING, "", {"members": AB, "desired": AB, "training": True}, Else.WAIT),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("table", "when", "scene", "decision"), ROWS)
+@pytest.mark.parametrize(("phase", "when", "scene", "decision"), ROWS)
 def test_each_row_decides_where_it_is_the_first_that_holds(
-    table: tuple[Any, ...], when: str, scene: dict[str, Any], decision: Proposal | Else
+    phase: Phase, when: str, scene: dict[str, Any], decision: Proposal | Else
 ) -> None:
     seen = Scene(**scene)
-    assert next((rule.when for rule in table if rule.holds(seen)), "") == when
-    assert decide(table, seen) == decision
+    assert next((rule.when for rule in TABLES[phase] if rule.holds(seen)), "") == when
+    assert decide(phase, seen) == decision
 
 
-@pytest.mark.parametrize("table", [NOBODY_TRAINS, PROPOSED, RUNNING])
-def test_every_row_has_a_test(table: tuple[Any, ...]) -> None:
-    assert {rule.when for rule in table} <= {when for tested, when, _, _ in ROWS if tested is table}
+@pytest.mark.parametrize("phase", Phase)
+def test_every_row_has_a_test(phase: Phase) -> None:
+    assert {rule.when for rule in TABLES[phase]} <= {when for tested, when, _, _ in ROWS if tested is phase}
 
 
 def candidate(name: str, **more: Any) -> Candidate:

@@ -21,7 +21,8 @@ from elasticdl.core.replicas import CRASHED, FINISHED, PREEMPTED, Budget
 from elasticdl.core.replicas import State as Life
 from elasticdl.core.steps import StepPlan
 from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
-from elasticdl.strategies.allreduce.core.membership import NOTHING, NOTICE_SECONDS, Membership, Phase, State
+from elasticdl.strategies.allreduce.core.membership import NOTHING, NOTICE_SECONDS, Membership, State
+from elasticdl.strategies.allreduce.core.proposals import Phase
 from elasticdl.strategies.allreduce.core.terms import AllreduceTerms
 from tests.core.invariants import check_replicas, holds
 

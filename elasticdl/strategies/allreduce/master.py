@@ -22,7 +22,7 @@ from elasticdl.master.side import Context, Effect, Side
 from elasticdl.master.status import add_training
 from elasticdl.strategies.allreduce import messages
 from elasticdl.strategies.allreduce.core.machine import AllreduceMachine
-from elasticdl.strategies.allreduce.core.membership import Phase
+from elasticdl.strategies.allreduce.core.proposals import Phase
 from elasticdl.strategies.allreduce.core.terms import AllreduceTerms
 from elasticdl.strategies.allreduce.relay import Relay
 from elasticdl.strategies.allreduce.request import STRATEGY

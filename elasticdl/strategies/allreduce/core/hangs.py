@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from elasticdl.core import events as e
-from elasticdl.strategies.allreduce.core.membership import Membership, Phase
+from elasticdl.strategies.allreduce.core.membership import Membership
+from elasticdl.strategies.allreduce.core.proposals import Phase
 from elasticdl.strategies.allreduce.core.pulses import EXCHANGES, Pulses
 
 AGAIN_SECONDS = 0.5  # in which pulses come that waited for this process, if it was the one that stood still

@@ -13,7 +13,8 @@ from elasticdl.core.replicas import FINISHED, PREEMPTED, Replicas, State
 from elasticdl.job.outcome import Outcome
 from elasticdl.strategies.allreduce.core.changes import Changes
 from elasticdl.strategies.allreduce.core.closing import Closing
-from elasticdl.strategies.allreduce.core.membership import Membership, Phase
+from elasticdl.strategies.allreduce.core.membership import Membership
+from elasticdl.strategies.allreduce.core.proposals import Phase
 from elasticdl.strategies.allreduce.core.saves import NEXT, Saves
 from elasticdl.strategies.allreduce.core.terms import AllreduceTerms
 

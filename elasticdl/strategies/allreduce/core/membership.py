@@ -11,20 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from elasticdl.core.commands import Announce, Command, ProposeWorld, StartWorld
-from elasticdl.strategies.allreduce.core.proposals import (
-    NOBODY_TRAINS,
-    PROPOSED,
-    RUNNING,
-    Candidate,
-    Else,
-    Proposal,
-    Scene,
-    decide,
-    desired,
-)
+from elasticdl.strategies.allreduce.core.proposals import Candidate, Else, Phase, Proposal, Scene, decide, desired
 
 # Which model a worker holds: the generation that committed its last step, and how many steps are in it.
 State = tuple[int, int]
@@ -38,12 +27,6 @@ NOTICE_SECONDS = 10.0
 MARGIN_SECONDS = NOTICE_SECONDS + 3.0
 STRANGERS_SECONDS = 300.0  # how long training may pause because of rejected workers
 PATIENCE = 3  # worlds in a row that break without a step before a worker is replaced
-
-
-class Phase(StrEnum):
-    NONE = "none"  # no worker trains
-    PROPOSED = "proposed"
-    RUNNING = "running"
 
 
 @dataclass
@@ -307,8 +290,7 @@ class Membership:
             self.strangers_since = None
         elif self.strangers_since is None:
             self.strangers_since = now
-        tables = {Phase.NONE: NOBODY_TRAINS, Phase.PROPOSED: PROPOSED, Phase.RUNNING: RUNNING}
-        decision = decide(tables[self.phase], scene)
+        decision = decide(self.phase, scene)
         if isinstance(decision, Proposal):
             return self._propose(decision.members, decision.urgent, decision.reason, now)
         return self._start(now) if decision is Else.START else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 # Which workers train.
 
@@ -41,6 +41,12 @@ def kept(stay: Sequence[Candidate], leave: Sequence[Candidate], holder_away: boo
 
 
 # What to do.
+
+
+class Phase(StrEnum):
+    NONE = "none"  # no worker trains
+    PROPOSED = "proposed"
+    RUNNING = "running"
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,8 @@ class Rule:
     then: Callable[[Scene], Proposal | Else]
 
 
-def decide(table: Sequence[Rule], scene: Scene) -> Proposal | Else:
-    return next((rule.then(scene) for rule in table if rule.holds(scene)), Else.WAIT)
+def decide(phase: Phase, scene: Scene) -> Proposal | Else:
+    return next((rule.then(scene) for rule in TABLES[phase] if rule.holds(scene)), Else.WAIT)
 
 
 def _propose(scene: Scene, urgent: bool, reason: str) -> Proposal:
@@ -157,3 +163,4 @@ RUNNING = (
         lambda s: _propose(s, False, f"joining: {', '.join(s.comers)}"),
     ),
 )
+TABLES = {Phase.NONE: NOBODY_TRAINS, Phase.PROPOSED: PROPOSED, Phase.RUNNING: RUNNING}
