@@ -11,24 +11,9 @@ A folder has three modules, each imported only where it is needed:
 
 from __future__ import annotations
 
-import importlib
-from typing import Any, Literal, Protocol
-
 FOLDERS = {
     "ParameterServerStrategy": "elasticdl.strategies.parameter_servers",
     "AllreduceStrategy": "elasticdl.strategies.allreduce",
     "Local": "elasticdl.strategies.parameter_servers",
     "CustomStrategy": "elasticdl.strategies.own_programs",
 }
-
-
-class Named(Protocol):
-    """A job's description, which this module cannot import."""
-
-    @property
-    def distribution_strategy(self) -> str: ...
-
-
-def load(spec: Named, module: Literal["request", "master", "worker"], name: str) -> Any:
-    """An object of a module of the folder of this job's strategy."""
-    return getattr(importlib.import_module(f"{FOLDERS[spec.distribution_strategy]}.{module}"), name)

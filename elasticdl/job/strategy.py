@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from elasticdl.errors import Problem
-from elasticdl.job import names, strategies
+from elasticdl.job import names
 from elasticdl.job.knob import Knob
 from elasticdl.job.spec import JobSpec, knobs
+from elasticdl.job.strategies import FOLDERS
 
 # The knobs that a check looked at, and what it found: nothing is reported when one of them was already refused.
 Finding = tuple[tuple[str, ...], Problem]
@@ -63,8 +65,13 @@ class Strategy:
         return ""
 
 
+def load(spec: JobSpec, module: Literal["request", "master", "worker"], name: str) -> Any:
+    """An object of a module of the folder of this job's strategy."""
+    return getattr(importlib.import_module(f"{FOLDERS[spec.distribution_strategy]}.{module}"), name)
+
+
 def strategy_of(spec: JobSpec) -> Strategy:
-    found: Strategy = strategies.load(spec, "request", "STRATEGY")
+    found: Strategy = load(spec, "request", "STRATEGY")
     return found
 
 
@@ -79,7 +86,7 @@ def unused(spec: JobSpec, knob: Knob) -> str | None:
     mine = strategy_of(spec)
     if knob.group in mine.groups:
         return mine.idle(spec, knob)
-    for name in strategies.FOLDERS:
+    for name in FOLDERS:
         if knob.group in strategy_of(spec.model_copy(update={"distribution_strategy": name})).groups:
             return f"only --distribution_strategy={name} uses it"
     return None

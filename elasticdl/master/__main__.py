@@ -1,14 +1,6 @@
 """`python -m elasticdl.master` runs one master."""
 
-import logging
-import os
-import sys
-
+from elasticdl.job.loglines import end_process
 from elasticdl.master.main import main
 
-code = main()
-# All is closed by now. The interpreter's own teardown of gRPC's threads has been seen to crash, which
-# would make a finished replica look like one that failed.
-logging.shutdown()
-sys.stdout.flush()
-os._exit(code)
+end_process(main())

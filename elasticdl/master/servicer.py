@@ -23,18 +23,12 @@ class Streams:
     """Turns messages into events; keeps one stream per replica, the newest."""
 
     def __init__(
-        self,
-        token: str,
-        master_epoch: int,
-        put: Callable[[e.Event], None],
-        hear: Callable[[str, pb.FromReplica], None],
-        admits: Callable[[str, str], bool],
-        status: Callable[[], pb.Status],
-        status_seconds: float = 0.5,
+        self, token: str, master_epoch: int, put: Callable[[e.Event], None],
+        hear: Callable[[str, pb.FromReplica], None], admits: Callable[[str, str], bool],
+        status: Callable[[], pb.Status], status_seconds: float = 0.5,
         refuses: Callable[[str, int], str] = lambda role, count: "",
-        join: Callable[[int], Awaitable[pb.JoinReply]] | None = None,
-        datasets: str = "",
-    ) -> None:
+        join: Callable[[int], Awaitable[pb.JoinReply]] | None = None, datasets: str = "",
+    ) -> None:  # fmt: skip
         self._token, self._epoch = token, master_epoch
         self._put, self._hear, self._admits, self._status = put, hear, admits, status
         self._status_seconds, self._refuses = status_seconds, refuses

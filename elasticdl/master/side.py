@@ -14,8 +14,9 @@ from elasticdl.core.machine import Machine
 from elasticdl.data.dataset import Dataset
 from elasticdl.errors import Problem, Refused
 from elasticdl.files import File
-from elasticdl.job import names, strategies
+from elasticdl.job import names
 from elasticdl.job.spec import JobSpec
+from elasticdl.job.strategy import load
 from elasticdl.master.checkpoint_folder import CheckpointFolder
 from elasticdl.wire import control_pb2 as pb
 
@@ -141,5 +142,5 @@ class Side(ABC, Generic[AnyMachine]):
 
 
 def side_of(spec: JobSpec) -> type[Side[Machine]]:
-    found: type[Side[Machine]] = strategies.load(spec, "master", "SIDE")
+    found: type[Side[Machine]] = load(spec, "master", "SIDE")
     return found

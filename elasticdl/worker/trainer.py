@@ -9,8 +9,8 @@ from elasticdl.frameworks.arrays import Arrays
 from elasticdl.frameworks.model_file import ModelFile
 from elasticdl.frameworks.replica.model_replica import ModelReplica
 from elasticdl.frameworks.trainable import Trainable
-from elasticdl.job import strategies
 from elasticdl.job.spec import JobSpec
+from elasticdl.job.strategy import load
 from elasticdl.worker.batches import Source
 
 
@@ -23,5 +23,5 @@ class Trainer(Protocol):
 
 
 def trainer_of(spec: JobSpec) -> Trainer:
-    found: Trainer = strategies.load(spec, "worker", "WORKER")
+    found: Trainer = load(spec, "worker", "WORKER")
     return found

@@ -71,7 +71,7 @@ class Server:
         )  # fmt: skip
 
     def end(self) -> None:
-        """As the death of a process ends its connections: nobody waits for it any longer."""
+        """The death of a process ends its connections: nothing waits for it any longer."""
         self.over.set()
         self._moved.set()
 

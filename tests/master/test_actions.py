@@ -210,7 +210,7 @@ def test_a_pod_runs_its_own_images_python_finds_the_job_in_its_config_and_has_th
     assert in_pods(tmp_path, envs="OMP_NUM_THREADS=3").request(*run("worker", 3)).env["OMP_NUM_THREADS"] == "3"
 
 
-def test_a_workers_heap_is_in_huge_pages_unless_somebody_tuned_it_already(tmp_path: Path) -> None:
+def test_a_workers_heap_is_in_huge_pages_unless_it_is_tuned_already(tmp_path: Path) -> None:
     local, tuned = ({"MASTER_ADDR": "m:1", **more} for more in ({}, {"GLIBC_TUNABLES": "glibc.malloc.check=1"}))
     worker = Actions(job_spec(tmp_path), DATA, str(tmp_path), local).request(*run("worker", 0))
     assert worker.env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"

@@ -1,4 +1,4 @@
-"""A master in a pod: what it needs when it returns, whom it makes again, and what it puts on its pod at the end."""
+"""A master in a pod: what it needs when it returns, which pods it makes again, and what it writes on its own."""
 
 from __future__ import annotations
 
@@ -139,7 +139,9 @@ async def finished(stage: Stage) -> pb.Status:
         return master.status()
 
 
-def test_a_master_that_is_sent_away_with_all_others_saves_what_servers_hold_and_launches_nobody(tmp_path: Path) -> None:
+def test_a_master_that_is_sent_away_with_all_others_saves_what_servers_hold_and_launches_no_replica(
+    tmp_path: Path,
+) -> None:
     async def story() -> None:
         with Stage(tmp_path, num_epochs=4) as stage:
             async with sent_away(stage, (0.1, 20.0)) as master:

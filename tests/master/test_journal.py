@@ -145,7 +145,7 @@ def test_a_second_master_is_told_that_there_is_a_first(path: Path) -> None:
     Journal(path, lock_seconds=0.1).close()
 
 
-def test_nobody_reads_beside_the_master(path: Path) -> None:
+def test_no_other_process_reads_while_the_master_does(path: Path) -> None:
     """The file is locked whole: what another process read could be half of the truth."""
     first = Journal(path)
     reader = sqlite3.connect(path, timeout=0)

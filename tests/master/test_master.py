@@ -146,7 +146,7 @@ def test_another_master_on_the_same_journal_takes_the_job_to_the_same_end(
 
 
 def test_a_master_that_died_right_after_the_end_only_says_goodbye(run: Run, tmp_path: Path) -> None:
-    """The end is in the journal, nobody was told: replicas that reconnect hear it from the next master."""
+    """The end is in the journal and was not sent: the next master tells it to replicas that reconnect."""
 
     async def story() -> None:
         with Stage(tmp_path) as stage:

@@ -1,4 +1,4 @@
-"""What the master does first: whoever waits for a word gets it, whatever else there is to do."""
+"""What the master does first: it sends the messages that replicas wait for."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class WorldStage(StrategyStage):
     def __init__(self, directory: Path, **spec: object) -> None:
         super().__init__(directory, **{"virtual_workers": 4, **spec})
         self.plan = StepPlan.of(self.spec, DATA.records)
-        self.met: dict[tuple[int, int], set[str]] = {}  # who is in the exchange of a world's step
+        self.met: dict[tuple[int, int], set[str]] = {}  # workers in the exchange of a world's step
         self.committed: dict[int, set[int]] = {}  # step -> the generations that committed it
         self.moved = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Parts read ahead: the same records and random numbers as without, whoever computes them."""
+"""Parts read ahead: the same records and random numbers as without, on any worker."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def taken(source: Source, feed: Any, virtual: tuple[int, ...], seed: int = 0) ->
 @pytest.mark.parametrize(
     ("feed", "draws"), [(plain, False), (with_python, True), (with_numpy, True), (with_torch, True)]
 )
-def test_a_part_is_fed_the_same_whoever_computes_it(source: Source, feed: Any, draws: bool) -> None:
+def test_a_part_is_fed_the_same_on_every_worker(source: Source, feed: Any, draws: bool) -> None:
     both, drew = taken(source, feed, (0, 1))
     assert drew is draws
     for virtual in (0, 1):

@@ -78,7 +78,7 @@ def test_batches_that_moved_nothing_are_told_with_progress_and_again_in_hello() 
     assert it.hello().hello.holdings[0].skipped == 2, "finished, and not answered yet"
 
 
-def test_hello_says_who_speaks_what_it_wants_and_what_it_holds() -> None:
+def test_a_hello_names_the_worker_what_it_wants_and_what_it_holds() -> None:
     it = session(grant())
     it.committed(current(it), 1, 0.5)
     hello = it.hello().hello
