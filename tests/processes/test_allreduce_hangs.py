@@ -163,4 +163,4 @@ def test_a_worker_that_goes_on_ten_steps_after_it_was_given_up_is_fenced_off_and
     check_one_world_at_a_time(job)
     assert any("is hung" in text and stopped in text for text in allreduce.decisions(status))
     assert int(status.get("repeated_batches", 0)) == 0
-    assert "another process took its place" in allreduce.story_of(job, stopped)
+    assert "another process replaced it" in allreduce.story_of(job, stopped)
