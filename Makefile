@@ -36,13 +36,13 @@ test-zoo: $(VENV)/.dev  ## Whole MNIST jobs: one worker, two, and one killed eve
 test-k8s: $(VENV)/.dev  ## On a Kubernetes cluster: the context K8S_CONTEXT, else one that is reachable, else one started for it.
 	PYTHON=$(BIN)/python ELASTICDL_K8S_CONTEXT="$(or $(K8S_CONTEXT),$(ELASTICDL_K8S_CONTEXT))" scripts/test_k8s.sh
 
-test-backends: $(VENV)-jax/.ready $(VENV)-tensorflow/.ready  ## On JAX and on TensorFlow: the Trainable contract, all-reduce jobs with a kill, a parameter-server job.
-	KERAS_BACKEND=jax $(VENV)-jax/bin/python -m pytest -q tests/frameworks/test_backends.py
-	KERAS_BACKEND=jax $(VENV)-jax/bin/python -m pytest -q tests/processes/test_allreduce_backends.py
-	KERAS_BACKEND=jax $(VENV)-jax/bin/python -m pytest -q tests/zoo/test_jobs.py -k deepfm
-	KERAS_BACKEND=tensorflow $(VENV)-tensorflow/bin/python -m pytest -q tests/frameworks/test_backends.py
-	KERAS_BACKEND=tensorflow $(VENV)-tensorflow/bin/python -m pytest -q tests/processes/test_allreduce_backends.py
-	KERAS_BACKEND=tensorflow $(VENV)-tensorflow/bin/python -m pytest -q tests/zoo/test_jobs.py -k deepfm
+test-backends: $(VENV)-backends/.ready  ## On JAX and on TensorFlow: the Trainable contract, all-reduce jobs with a kill, a parameter-server job.
+	set -e; for backend in jax tensorflow; do \
+		export KERAS_BACKEND=$$backend; \
+		$(VENV)-backends/bin/python -m pytest -q tests/frameworks/test_backends.py -k $$backend; \
+		$(VENV)-backends/bin/python -m pytest -q tests/processes/test_allreduce_backends.py; \
+		$(VENV)-backends/bin/python -m pytest -q tests/zoo/test_jobs.py -k deepfm; \
+	done
 
 bench: $(VENV)/.dev  ## Every claim about speed, measured on this machine; --out FILE of a script keeps its results.
 	$(PIP) -e '.[bench]'
@@ -64,10 +64,10 @@ $(VENV)/.dev: $(VENV)/bin/python $(SOURCES)
 	$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.demo
 
-$(VENV)-%/.ready: $(SOURCES)
-	@echo "Setting up $(VENV)-$* (a minute or two)"
-	$(PYTHON) -m venv $(VENV)-$*
-	$(VENV)-$*/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$*]' torch pytest pytest-timeout hypothesis scikit-learn psutil
+$(VENV)-backends/.ready: $(SOURCES)
+	@echo "Setting up $(VENV)-backends (a minute or two)"
+	$(PYTHON) -m venv $(VENV)-backends
+	$(VENV)-backends/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[jax,tensorflow]' torch pytest pytest-timeout hypothesis scikit-learn psutil
 	@touch $@
 
 clean:
