@@ -256,7 +256,7 @@ def test_following_outlives_a_master_and_ends_with_the_job_that_is_stopped_with_
     said = elasticdl("stop", "runner", "-n", namespace)
     text, _ = following.communicate(timeout=60)
     assert following.returncode == 0
-    assert re.search(r"master +\| .*start 2: ", text)
+    assert re.search(r"master +\| .*\(start 2\): ", text)
     assert re.search(r"worker-\d +\| ", text) and "Job stopped: stopped by `elasticdl stop`" in text
     assert "runner stopped: stopped by `elasticdl stop`; the checkpoint holds version" in said
     assert "--checkpoint_dir_for_init=" in said and f"--namespace={namespace}" in said
