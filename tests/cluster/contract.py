@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster import ReplicaPhase
+from elasticdl.cluster.protocol import ReplicaPhase
 from elasticdl.errors import WireError
 
 from .hearing import hear, hear_end, status_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from elasticdl.cluster import Cluster, ReplicaPhase, ReplicaStatus
+from elasticdl.cluster.protocol import Cluster, ReplicaPhase, ReplicaStatus
 
 
 async def hear(cluster: Cluster, name: str, phase: ReplicaPhase, other_than_uid: str = "") -> ReplicaStatus:

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import yaml
 
-from elasticdl.cluster import Cluster, Exit, ReplicaPhase, ReplicaRequest
 from elasticdl.cluster.kubernetes import credentials
 from elasticdl.cluster.kubernetes.api import KubernetesApi
 from elasticdl.cluster.kubernetes.cluster import LEAST_GRACE_SECONDS, KubernetesCluster
 from elasticdl.cluster.kubernetes.credentials import Credentials
 from elasticdl.cluster.kubernetes.pods import escaped
 from elasticdl.cluster.kubernetes.reading import CONTAINER
+from elasticdl.cluster.protocol import Cluster, Exit, ReplicaPhase, ReplicaRequest
 from elasticdl.job import names
 
 from .hearing import hear

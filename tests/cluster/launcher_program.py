@@ -10,7 +10,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from elasticdl.cluster import ReplicaRequest
+from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.cluster.supervisor import Supervisor
 
 # A child, a grandchild in a shell of its own, and one that ignores what can be ignored.

@@ -11,8 +11,8 @@ import signal
 import sys
 from pathlib import Path
 
-from elasticdl.cluster import ReplicaPhase, ReplicaRequest
 from elasticdl.cluster.local import LocalCluster
+from elasticdl.cluster.protocol import ReplicaPhase, ReplicaRequest
 
 
 async def main(socket: Path) -> None:

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
 
-from elasticdl.cluster import Cluster, Exit, ReplicaRequest
 from elasticdl.cluster.local import LocalCluster
+from elasticdl.cluster.protocol import Cluster, Exit, ReplicaRequest
 from elasticdl.cluster.server import ClusterServer
 from elasticdl.cluster.supervisor import Supervisor
 from tests.cluster.memory import MemoryCluster

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster import EXIT_OUT_OF_MEMORY
 from elasticdl.cluster.exits import Circumstances, OutOfMemoryKills, classify, signal_name
+from elasticdl.cluster.protocol import EXIT_OUT_OF_MEMORY
 
 CODE_1 = 1 << 8
 

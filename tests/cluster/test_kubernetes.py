@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from elasticdl.cluster import ReplicaPhase, ReplicaRequest, ReplicaStatus
 from elasticdl.cluster.kubernetes import credentials
 from elasticdl.cluster.kubernetes.api import KubernetesApi
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.credentials import Credentials
 from elasticdl.cluster.kubernetes.pods import PodMaker
 from elasticdl.cluster.kubernetes.reading import Pod
+from elasticdl.cluster.protocol import ReplicaPhase, ReplicaRequest, ReplicaStatus
 from elasticdl.errors import Refused, Unreachable
 from elasticdl.job.spec import JobSpec
 

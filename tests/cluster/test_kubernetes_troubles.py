@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from elasticdl.cluster import ReplicaRequest
 from elasticdl.cluster.kubernetes import jobs
 from elasticdl.cluster.kubernetes.api import ApiRefused, KubernetesApi
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.credentials import Credentials
 from elasticdl.cluster.kubernetes.keeper import Keeper
 from elasticdl.cluster.kubernetes.lease import Lease
+from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.errors import Unreachable
 
 Run = Callable[..., None]

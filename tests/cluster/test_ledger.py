@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from elasticdl.cluster import Exit, ReplicaPhase
 from elasticdl.cluster.kubernetes.ledger import Ledger
 from elasticdl.cluster.kubernetes.reading import exit_of
+from elasticdl.cluster.protocol import Exit, ReplicaPhase
 from elasticdl.cluster.status_board import Board
 from elasticdl.job import names
 

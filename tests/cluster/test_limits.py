@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster import ReplicaRequest
 from elasticdl.cluster.process import environment_of
+from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.cluster.supervisor import Supervisor
 
 pytestmark = pytest.mark.processes

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster import ReplicaRequest
 from elasticdl.cluster.local import LocalCluster
 from elasticdl.cluster.messages import MOST_LINE_BYTES
+from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.cluster.server import ClusterServer
 from elasticdl.cluster.supervisor import Supervisor
 from elasticdl.errors import Refused, Unreachable, UsageError

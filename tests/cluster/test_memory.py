@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from elasticdl.cluster import Exit, ReplicaPhase, ReplicaRequest
+from elasticdl.cluster.protocol import Exit, ReplicaPhase, ReplicaRequest
 from tests.cluster.memory import MemoryCluster
 
 Run = Callable[..., None]

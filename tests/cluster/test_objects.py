@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from elasticdl.cli.main import main
-from elasticdl.cluster import ReplicaRequest
 from elasticdl.cluster.kubernetes.objects import JobObjects, job_objects, owned, owner, pod_maker
 from elasticdl.cluster.kubernetes.preflight import MASTER_NEEDS, rbac_command
+from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.errors import UsageError
 from elasticdl.job.resolve import resolve
 from elasticdl.job.spec import JobSpec

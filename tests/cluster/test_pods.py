@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.cluster import ReplicaRequest
 from elasticdl.cluster.kubernetes import overlay
 from elasticdl.cluster.kubernetes.pods import PodMaker, merged, priority_of
 from elasticdl.cluster.kubernetes.preflight import restarted
+from elasticdl.cluster.protocol import ReplicaRequest
 from elasticdl.core.commands import Command, LaunchReplica
 from elasticdl.core.events import MasterStarted, ReplicaGone
 from elasticdl.core.replicas import PREEMPTED, Budget, Replicas

@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from elasticdl.cluster import ReplicaPhase, ReplicaRequest
 from elasticdl.cluster.kubernetes import credentials
 from elasticdl.cluster.kubernetes.api import KubernetesApi
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.keeper import Keeper
 from elasticdl.cluster.kubernetes.lease import Lease
 from elasticdl.cluster.kubernetes.submission import remove_config, submit
+from elasticdl.cluster.protocol import ReplicaPhase, ReplicaRequest
 from elasticdl.errors import Refused
 from elasticdl.job.resolve import resolve
 from elasticdl.job.spec import JobSpec

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster import ReplicaPhase
 from elasticdl.cluster.kubernetes.reading import exit_of, has_run, held_up_by, last_words, note_of, phase_of
+from elasticdl.cluster.protocol import ReplicaPhase
 
 
 def pod(phase: str, state: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:

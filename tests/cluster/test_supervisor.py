@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elasticdl.cluster import EXIT_OUT_OF_MEMORY, Exit, ReplicaPhase, ReplicaRequest
+from elasticdl.cluster.protocol import EXIT_OUT_OF_MEMORY, Exit, ReplicaPhase, ReplicaRequest
 from elasticdl.cluster.supervisor import Supervisor
 from elasticdl.cluster.watch import on_exit_by_thread
 from elasticdl.errors import Refused, UsageError
