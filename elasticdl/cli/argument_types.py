@@ -5,20 +5,15 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 
 
-def count(text: str) -> int:
-    """0 or more."""
+def count(text: str, least: int = 0) -> int:
     value = int(text)
-    if value < 0:
-        raise ArgumentTypeError(f"{text} is below 0")
+    if value < least:
+        raise ArgumentTypeError(f"{text} is less than {least}")
     return value
 
 
 def positive(text: str) -> int:
-    """1 or more."""
-    value = int(text)
-    if value < 1:
-        raise ArgumentTypeError(f"{text} is less than 1")
-    return value
+    return count(text, 1)
 
 
 def seconds(text: str) -> float:

@@ -8,22 +8,7 @@ import itertools
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from elasticdl.cluster import endpoint
-from elasticdl.cluster.messages import (
-    MOST_LINE_BYTES,
-    Action,
-    Call,
-    Kill,
-    Launch,
-    List,
-    Malformed,
-    ReplicaChanged,
-    Reply,
-    Stop,
-    Watch,
-    decode_answer,
-    encode,
-)
+from elasticdl.cluster import endpoint, messages
 from elasticdl.cluster.protocol import ReplicaRequest, ReplicaStatus
 from elasticdl.errors import Refused, Unreachable
 
@@ -42,22 +27,22 @@ class LocalCluster:
         self._closed = False
 
     async def launch(self, request: ReplicaRequest) -> None:
-        await self._call(Launch(request=request))
+        await self._call(messages.Launch(request=request))
 
     async def stop(self, name: str, grace_seconds: float) -> None:
-        await self._call(Stop(name=name, grace_seconds=grace_seconds))
+        await self._call(messages.Stop(name=name, grace_seconds=grace_seconds))
 
     async def kill(self, name: str) -> None:
-        await self._call(Kill(name=name))
+        await self._call(messages.Kill(name=name))
 
     async def list(self) -> list[ReplicaStatus]:
-        return (await self._call(List())).replicas or []
+        return (await self._call(messages.List())).replicas or []
 
     async def events(self) -> AsyncGenerator[ReplicaStatus, None]:
         connection = await self._connect()
         self._watches.add(connection)
         try:
-            await connection.call(Watch(), self._deadline_seconds)
+            await connection.call(messages.Watch(), self._deadline_seconds)
             while (status := await connection.events.get()) is not None:
                 yield status
             if not self._closed:
@@ -71,7 +56,7 @@ class LocalCluster:
         for connection in [*self._watches, *filter(None, [self._calls])]:
             await connection.close()
 
-    async def _call(self, action: Action) -> Reply:
+    async def _call(self, action: messages.Action) -> messages.Reply:
         async with self._connecting:
             if self._calls is None or self._calls.lost:
                 self._calls = await self._connect()
@@ -85,7 +70,7 @@ class LocalCluster:
         except OSError as error:
             raise Unreachable(f"no launcher at {self._path}: {error.strerror}") from error
         # The socket is already connected, so this does not wait.
-        return _Connection(*await asyncio.open_unix_connection(sock=connected, limit=MOST_LINE_BYTES))
+        return _Connection(*await asyncio.open_unix_connection(sock=connected, limit=messages.MOST_LINE_BYTES))
 
 
 class _Connection:
@@ -94,21 +79,21 @@ class _Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._ids = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._waiting: dict[int, asyncio.Future[messages.Reply]] = {}
         self.events: asyncio.Queue[ReplicaStatus | None] = asyncio.Queue()
         self.lost = ""  # the reason, once it is lost
         self._reading = asyncio.create_task(self._read())
 
-    async def call(self, action: Action, deadline_seconds: float) -> Reply:
+    async def call(self, action: messages.Action, deadline_seconds: float) -> messages.Reply:
         if self.lost:
             raise Unreachable(self.lost)
-        call = Call(id=next(self._ids), action=action)
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        call = messages.Call(id=next(self._ids), action=action)
+        future: asyncio.Future[messages.Reply] = asyncio.get_running_loop().create_future()
         future.add_done_callback(_seen)
         self._waiting[call.id] = future
         try:
             async with asyncio.timeout(deadline_seconds):
-                self._writer.write(encode(call))
+                self._writer.write(messages.encode(call))
                 await self._writer.drain()
                 reply = await future
         except TimeoutError:
@@ -132,18 +117,18 @@ class _Connection:
         why = "the launcher closed the connection"
         try:
             while line := await self._reader.readline():
-                self._heard(decode_answer(line))
+                self._heard(messages.decode_answer(line))
         except (OSError, ValueError) as error:  # ValueError: a line too long, or malformed
             why = f"the connection to the launcher broke: {error}"
         self._lose(why)
 
-    def _heard(self, answer: Reply | ReplicaChanged) -> None:
+    def _heard(self, answer: messages.Reply | messages.ReplicaChanged) -> None:
         match answer:
-            case ReplicaChanged():
+            case messages.ReplicaChanged():
                 self.events.put_nowait(answer.status)
-            case Reply(id=None):
-                raise Malformed(answer.refused or "a reply to nothing")
-            case Reply():
+            case messages.Reply(id=None):
+                raise messages.Malformed(answer.refused or "a reply to nothing")
+            case messages.Reply():
                 future = self._waiting.get(answer.id) if answer.id is not None else None
                 if future is not None and not future.done():
                     future.set_result(answer)
@@ -159,7 +144,7 @@ class _Connection:
                 future.set_exception(Unreachable(why))
 
 
-def _seen(future: asyncio.Future[Reply]) -> None:
+def _seen(future: asyncio.Future[messages.Reply]) -> None:
     """Retrieve the error: a caller that failed to write does not, and asyncio would report it."""
     if not future.cancelled():
         future.exception()

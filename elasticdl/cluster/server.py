@@ -7,22 +7,7 @@ import contextlib
 import logging
 from pathlib import Path
 
-from elasticdl.cluster import endpoint
-from elasticdl.cluster.messages import (
-    MOST_LINE_BYTES,
-    Action,
-    Kill,
-    Launch,
-    List,
-    Malformed,
-    Message,
-    ReplicaChanged,
-    Reply,
-    Stop,
-    Watch,
-    decode_call,
-    encode,
-)
+from elasticdl.cluster import endpoint, messages
 from elasticdl.cluster.protocol import Cluster, ReplicaStatus
 from elasticdl.errors import Refused
 
@@ -39,7 +24,7 @@ class ClusterServer:
 
     async def start(self) -> None:
         listener = endpoint.bind(self._path)
-        self._server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MOST_LINE_BYTES)
+        self._server = await asyncio.start_unix_server(self._connected, sock=listener, limit=messages.MOST_LINE_BYTES)
 
     async def close(self) -> None:
         """Refuse new calls, close all connections, remove the socket's file."""
@@ -62,7 +47,7 @@ class ClusterServer:
             if endpoint.is_own_user(writer.get_extra_info("socket")):
                 await connection.serve()
             else:
-                connection.send(Reply(id=None, refused="this job belongs to another user"))
+                connection.send(messages.Reply(id=None, refused="this job belongs to another user"))
         except asyncio.CancelledError:
             pass  # by `close`; asyncio would report a cancelled handler as an error
         except OSError as error:  # the client is gone
@@ -84,34 +69,34 @@ class _Connection:
             try:
                 line = await self._reader.readline()
             except ValueError:  # no end of line within the limit: the start of the next message is unknown
-                self.send(Reply(id=None, refused=f"message longer than {MOST_LINE_BYTES} bytes"))
+                self.send(messages.Reply(id=None, refused=f"message longer than {messages.MOST_LINE_BYTES} bytes"))
                 return
             if not line.endswith(b"\n"):
                 return
             self.send(await self._answer(line))
             await self._writer.drain()
 
-    async def _answer(self, line: bytes) -> Reply:
+    async def _answer(self, line: bytes) -> messages.Reply:
         try:
-            call = decode_call(line)
-        except Malformed as error:
-            return Reply(id=error.call_id, refused=str(error))
+            call = messages.decode_call(line)
+        except messages.Malformed as error:
+            return messages.Reply(id=error.call_id, refused=str(error))
         try:
-            return Reply(id=call.id, replicas=await self._act(call.action))
+            return messages.Reply(id=call.id, replicas=await self._act(call.action))
         except Refused as error:
-            return Reply(id=call.id, refused=str(error))
+            return messages.Reply(id=call.id, refused=str(error))
 
-    async def _act(self, action: Action) -> list[ReplicaStatus] | None:
+    async def _act(self, action: messages.Action) -> list[ReplicaStatus] | None:
         match action:
-            case Launch():
+            case messages.Launch():
                 await self._cluster.launch(action.request)
-            case Stop():
+            case messages.Stop():
                 await self._cluster.stop(action.name, action.grace_seconds)
-            case Kill():
+            case messages.Kill():
                 await self._cluster.kill(action.name)
-            case List():
+            case messages.List():
                 return await self._cluster.list()
-            case Watch():
+            case messages.Watch():
                 if self._watch is None:
                     self._watch = asyncio.create_task(self._send_events())
         return None
@@ -120,11 +105,11 @@ class _Connection:
         with contextlib.suppress(OSError):  # a client that is gone ends `serve` too
             async with contextlib.aclosing(self._cluster.events()) as events:
                 async for status in events:
-                    self.send(ReplicaChanged(status=status))
+                    self.send(messages.ReplicaChanged(status=status))
                     await self._writer.drain()
 
-    def send(self, message: Message) -> None:
-        self._writer.write(encode(message))
+    def send(self, message: messages.Message) -> None:
+        self._writer.write(messages.encode(message))
 
     def close(self) -> None:
         if self._watch is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elasticdl.core.commands import Command
+from elasticdl.core.commands import Command, FinishJob
 from elasticdl.core.events import Event
 from elasticdl.core.replicas import Replicas
 from elasticdl.job.outcome import Outcome
@@ -62,3 +62,13 @@ class Machine(Protocol):
 
     def refused(self, role: str, count: int) -> str:
         """Why there cannot be so many replicas of a role; empty when there can."""
+
+
+def ended(machine: Machine, commands: list[Command]) -> list[Command]:
+    """These commands, up to one that ends the job: what was decided after the end means nothing."""
+    for place, command in enumerate(commands):
+        if isinstance(command, FinishJob):
+            machine.outcome, machine.reason = command.outcome, command.reason
+            machine.replicas.finished = True
+            return commands[: place + 1]
+    return commands

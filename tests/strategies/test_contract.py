@@ -96,7 +96,8 @@ def test_what_a_lost_worker_held_goes_to_another(run: Run, tmp_path: Path, kind:
                 [gone] = [r for r in status.replicas if r.name == lost]
                 assert gone.state == State.GONE and gone.detail == "killed by SIGKILL"
                 assert any(
-                    d.text.startswith(f"Starting elasticdl-j-worker-2 ({lost} is gone") for d in status.decisions
+                    d.text.startswith(f"Starting elasticdl-j-worker-2 (replaces {lost}, killed")
+                    for d in status.decisions
                 )
 
     run(story())

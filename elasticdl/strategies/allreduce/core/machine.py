@@ -7,7 +7,7 @@ from typing import Self
 
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
-from elasticdl.core.machine import NOWHERE, Progress, Recovery
+from elasticdl.core.machine import NOWHERE, Progress, Recovery, ended
 from elasticdl.core.plan import BadRecord
 from elasticdl.core.replicas import FINISHED, PREEMPTED, Replicas, State
 from elasticdl.job.outcome import Outcome
@@ -128,12 +128,7 @@ class AllreduceMachine:
         if self.membership.training and self.membership.generation != world:
             out += self._trains(now)
         out += self.changes.heard(event, out, self.membership.training, now)
-        for place, command in enumerate(out):
-            if isinstance(command, c.FinishJob):
-                self.outcome, self.reason = command.outcome, command.reason
-                self.replicas.finished = True
-                return out[: place + 1]
-        return out
+        return ended(self, out)
 
     # Routing.
 

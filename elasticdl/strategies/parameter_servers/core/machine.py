@@ -8,7 +8,7 @@ from typing import Self
 from elasticdl.core import commands as c
 from elasticdl.core import events as e
 from elasticdl.core.evaluation import Evaluation
-from elasticdl.core.machine import NOWHERE, Progress, Recovery
+from elasticdl.core.machine import NOWHERE, Progress, Recovery, ended
 from elasticdl.core.plan import Kind, Shard, ShardId
 from elasticdl.core.replicas import BLAMED, CAUSES, CRASHED, FINISHED, OUT_OF_MEMORY, PREEMPTED, Replicas, State
 from elasticdl.core.searches import Searches
@@ -123,12 +123,7 @@ class ParameterServerMachine:
                 out += self.servers.stay(self.replicas, now)
         if not any(isinstance(x, c.FinishJob) for x in out):
             out += self._follow(now)
-        for place, command in enumerate(out):
-            if isinstance(command, c.FinishJob):
-                self.outcome, self.reason = command.outcome, command.reason
-                self.replicas.finished = True
-                return out[: place + 1]  # what was decided after the end has no meaning
-        return out
+        return ended(self, out)
 
     # Routing.
 
