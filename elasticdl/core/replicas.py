@@ -72,7 +72,7 @@ class Lost:
     failures: int = 0  # how often its slot failed, where that was too often
 
     def __str__(self) -> str:
-        how = f"failed {self.failures} times" if self.failures else "is gone"
+        how = f"failed {self.failures} time{'s' * (self.failures > 1)}" if self.failures else "is gone"
         return f"{self.name} {how}: {self.reason}"
 
 
@@ -88,9 +88,7 @@ class Slot:
     memory_raises: int = 0
     due: float = 0.0  # when the next one may be launched
     reason: str = ""
-    past: list[str] = field(
-        default_factory=list
-    )  # uids and incarnations of replicas that are gone, where a name is used again
+    past: list[str] = field(default_factory=list)  # uids and incarnations of those gone, where a name is used again
     wanted: bool = True
     on_trial: bool = False  # asked for while the job runs: if it cannot be had, the job goes on without
 
@@ -103,9 +101,7 @@ class Replicas:
     replicas: dict[str, Replica] = field(default_factory=dict)
     next_index: dict[str, int] = field(default_factory=dict)
     losses: int = 0  # replicas lost and replaced
-    incidents: dict[str, int] = field(
-        default_factory=dict
-    )  # what happened to replicas, by kind, as the cluster reports it
+    incidents: dict[str, int] = field(default_factory=dict)  # by kind, as the cluster reports what happened
     lost_servers: list[Lost] = field(default_factory=list)  # not yet dealt with by the machine
     not_to_be_had: list[Lost] = field(default_factory=list)  # the same of those that were on trial
     finished: bool = False  # the job is over: no replica is replaced
@@ -341,7 +337,7 @@ class Replicas:
         if not slot.wanted:
             return
         lost = Lost(r.name, cause, reason)
-        then = ""
+        then = when = ""
         self.losses += 1
         tail = "\n".join(last_lines)
         allowed = self.budget.crashes
@@ -354,7 +350,7 @@ class Replicas:
         elif cause == TURNED_AWAY:
             wait = BACKOFF_SECONDS[min(slot.turned_away, len(BACKOFF_SECONDS) - 1)]
             slot.turned_away, slot.due = slot.turned_away + 1, now + wait
-            then = f"; retrying in {wait:g} s"
+            when = f"; retrying in {wait:g} s"
         elif cause not in (PREEMPTED, BLAMED):
             slot.crashes += 1
             if slot.crashes > allowed and slot.on_trial:
@@ -367,9 +363,9 @@ class Replicas:
                 return
             wait = BACKOFF_SECONDS[min(slot.crashes, len(BACKOFF_SECONDS)) - 1]
             slot.due = now + wait
-            then = f"; restart {slot.crashes} of {allowed} in {wait:g} s"
-        slot.reason = f"replaces {r.name}, {reason}{then}"
-        out.append(c.Announce(f"{lost}{then}"))
+            then, when = f"; restart {slot.crashes} of {allowed}", f" in {wait:g} s"
+        slot.reason = f"replaces {'its lost process' if r.role == 'ps' else r.name}, {reason}{then}"
+        out.append(c.Announce(f"{lost}{then}{when}"))
 
     def _overdue(self, now: float, out: list[c.Command]) -> None:
         for r in list(self.replicas.values()):

@@ -1,4 +1,4 @@
-"""`Strategy`: what a kind of job says about a request, before any process of it runs."""
+"""`Strategy`: checks and defaults of a kind of job, before any process of it runs."""
 
 from __future__ import annotations
 

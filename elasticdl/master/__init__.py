@@ -1,1 +1,1 @@
-"""The master: the shell around core. It hears events, asks core, acts, and keeps the journal."""
+"""The master: the shell around core. It receives events, lets core decide, acts, and keeps the journal."""

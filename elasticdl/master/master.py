@@ -97,7 +97,7 @@ class Master:
         self.streams.send(replica, message)
 
     async def run(self) -> None:
-        """Until the job is over. The outcome is then in `job`."""
+        """Until the job is over. The outcome is then in `machine`."""
         if self.machine.outcome:
             return
         listed = [r for r in await self.cluster.list() if is_replica(r)]

@@ -1,4 +1,4 @@
-"""What replicas of any strategy say, as events; and the messages about leases, for strategies that hand out shards."""
+"""Messages of replicas of any strategy as events, and the messages about leases, where shards are handed out."""
 
 from __future__ import annotations
 

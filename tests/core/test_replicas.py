@@ -127,7 +127,8 @@ def test_a_crash_is_forgiven_within_the_budget_after_a_pause() -> None:
     assert launched(out) == [] and house.replicas.deadline() == 1.0
     assert "restart 1 of 2 in 1 s" in out[0].text  # type: ignore[attr-defined]
     assert launched(house.hear(e.TimePassed(), after=0.5)) == []
-    assert launched(house.hear(e.TimePassed(), after=0.5)) == [("worker", 1)]
+    [again] = house.hear(e.TimePassed(), after=0.5)
+    assert again == c.LaunchReplica("worker", 1, "replaces elasticdl-j-worker-0, exit code 1; restart 1 of 2")
     house.start("worker", 1)
     house.end(1, CRASHED)
     assert house.replicas.deadline() == house.now + 2.0, "the second pause is longer"
@@ -279,7 +280,8 @@ def test_a_server_that_crashes_too_often_ends_the_job_with_its_last_lines(cause:
     house.start("ps", 0)
     out = house.end(0, cause, role="ps")
     assert launched(out) == [] and "restart 1 of 1 in 1 s" in out[0].text  # type: ignore[attr-defined]
-    assert launched(house.hear(e.TimePassed(), after=1.0)) == [("ps", 0)]
+    [again] = house.hear(e.TimePassed(), after=1.0)
+    assert again == c.LaunchReplica("ps", 0, "replaces its lost process, exit code 1; restart 1 of 1")
     second = e.ReplicaGone(name("ps", 0), "another uid", cause, "exit code 1", ("last line",))
     assert house.hear(second) == [c.FinishJob("failed", "elasticdl-j-ps-0 failed 2 times: exit code 1\nlast line")]
 

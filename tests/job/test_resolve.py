@@ -245,7 +245,8 @@ def test_a_tilde_means_a_home_wherever_a_place_is_named(monkeypatch: pytest.Monk
 
 def test_a_batch_that_follows_the_workers_says_how_the_learning_rate_does() -> None:
     job = {"distribution_strategy": "AllreduceStrategy", "batch_policy": "per_worker", "minibatch_size": 32}
-    assert "a step is 32 records a worker, the learning rate follows, added in one fixed order" in said(resolved(**job))
+    told = said(resolved(**job))
+    assert "a step is 32 records per worker, the learning rate follows, added in one fixed order" in told
     assert "the learning rate stays" in said(resolved(**job, lr_scaling="none"))
     assert "the learning rate follows by its square root" in said(resolved(**job, lr_scaling="sqrt"))
     few = resolved(**job, num_workers=8, virtual_workers=4)

@@ -174,7 +174,7 @@ def test_a_worker_that_crashes_too_often_fails_the_job_with_its_last_lines(run: 
                 await master.end()
                 status = master.status()
                 assert status.phase == "failed"
-                assert "elasticdl-j-worker-0 failed 1 times: exit code 1" in status.reason
+                assert "elasticdl-j-worker-0 failed 1 time: exit code 1" in status.reason
                 assert status.reason.endswith("Traceback\nImportError: no module named moon")
 
     run(story())
@@ -232,7 +232,7 @@ def test_a_server_that_crashes_too_often_fails_the_job_with_its_last_lines(run: 
                 await running
                 await master.end()
                 assert master.machine.outcome == "failed"
-                assert master.machine.reason == "elasticdl-j-ps-1 failed 1 times: exit code 1\nbad_alloc"
+                assert master.machine.reason == "elasticdl-j-ps-1 failed 1 time: exit code 1\nbad_alloc"
 
     run(story())
 

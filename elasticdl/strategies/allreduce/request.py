@@ -1,4 +1,4 @@
-"""What a job says that trains by elastic all-reduce."""
+"""Checks and defaults of a job that trains by elastic all-reduce."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Allreduce(Strategy):
         batch = spec.minibatch_size * spec.num_workers
         if spec.batch_policy == "per_worker":
             rate = {"none": "stays", "linear": "follows", "sqrt": "follows by its square root"}[spec.lr_scaling]
-            return f"all-reduce (a step is {spec.minibatch_size} records a worker, the learning rate {rate}, {order})"
+            return f"all-reduce (a step is {spec.minibatch_size} records per worker, the learning rate {rate}, {order})"
         return f"all-reduce (a step is {batch} records in {spec.virtual_workers} parts, {order})"
 
 

@@ -154,7 +154,7 @@ def work(spec: JobSpec, name: str, code: ModelFile, sources: Mapping[str, Source
     if done:
         log.info(time_line(control.call(lambda s: s.activity.seconds), done, "step"))
     log.info("Done: %s", shutdown or "leaving")
-    # Leaving on SIGTERM is no normal end, and the master may not have heard why.
+    # Leaving on SIGTERM is no normal end, and the master may not know why.
     return 0 if shutdown else 128 + signal.SIGTERM
 
 

@@ -1,4 +1,4 @@
-"""What a job says that runs a program of the user's own."""
+"""Checks and defaults of a job that runs a program of the user's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that a user starts: how they join, what they are told, and when they count as gone."""
+"""Workers that a user starts: how they join, what they receive, and when they count as gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job says that trains on parameter servers."""
+"""Checks and defaults of a job that trains on parameter servers."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Worker:
         self.phases, self._trained = Phases(), 0
 
     def run(self) -> None:
-        """Work until there is no more, or the master says so."""
+        """Work until nothing is left, or the master ends this worker."""
         schedule = self.model.schedule
         log.info("Learning rate: %s", schedule.name if schedule else self.model.parameters.optimizer.learning_rate)
         while (work := self._next()) is not None:

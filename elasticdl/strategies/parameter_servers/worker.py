@@ -65,13 +65,13 @@ class ServerTrainer:
             try:
                 Worker(spec, code, model, training, sources.get("evaluation"), control, client).run()
             except JobFailed:
-                control.close()  # the master hears why
+                control.close()  # the master gets the reason
                 raise
             finally:
                 client.close()
         control.close()
         log.info("Done: %s", session.shutdown or "leaving")
-        # Leaving on SIGTERM is no normal end, and the master may not have heard why.
+        # Leaving on SIGTERM is no normal end, and the master may not know why.
         return 0 if session.shutdown else 128 + signal.SIGTERM
 
 

@@ -240,7 +240,7 @@ class AllreduceMachine:
             out = self._damaged(event.error)
         found = self.membership.broken(event.worker, event.generation, event.suspects, now)
         if found and not out:
-            out = [c.Announce(f"{event.worker}: generation {event.generation} broke: {event.error}")]
+            out = [c.Announce(f"Generation {event.generation} broke at {event.worker}: {event.error}")]
         return out + found
 
     def _lost(self, name: str, now: float) -> list[c.Command]:

@@ -265,9 +265,7 @@ class Membership:
     def _desired(self, now: float) -> tuple[str, ...]:
         """The workers that should train together now."""
         able = [n for n in self.workers if self._available(n, now)]
-        if (
-            self.same_arithmetic and not self.fingerprint
-        ):  # the first world decides: the most frequent one, or the first
+        if self.same_arithmetic and not self.fingerprint:  # the first world decides: the most frequent, or the first
             prints = Counter(self.workers[n].fingerprint for n in able)
             able = [n for n in able if self.workers[n].fingerprint == max(prints, key=prints.__getitem__)]
         away = any(n not in able and not self.workers[n].leaving for n in self.holders)
