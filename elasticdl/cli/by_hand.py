@@ -70,7 +70,7 @@ def worker_job(words: Sequence[str]) -> JobSpec:
     if given.master_addr is None:
         what, remedy = "needed: it names the master", f"Give --master_addr=localhost:{PORT}."
         raise UsageError([*problems, Problem("--master_addr", "", what, remedy)])
-    asked = resolve(given, problems)
+    asked = flags.read_request(words, "by-hand").resolved
     if asked.problems:
         raise UsageError(asked.problems)
     return asked.spec

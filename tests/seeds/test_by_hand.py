@@ -167,6 +167,13 @@ def test_a_worker_needs_to_be_told_nothing_but_where_its_master_is() -> None:
     assert by_hand.worker_job(["--master_addr=localhost:50001"]).master_addr == "localhost:50001"
 
 
+def test_a_wrong_flag_of_a_worker_is_reported_alone() -> None:
+    with pytest.raises(UsageError) as raised:
+        by_hand.worker_job(["--master_addr=localhost:50001", "--num_workers=x", "--max_workers=1"])
+    (problem,) = raised.value.problems
+    assert problem.where == "--num_workers"
+
+
 def test_that_the_job_is_open_to_all_is_said_once_and_only_where_it_is() -> None:
     words = [MODEL, "--training_data=x"]
     notes = by_hand.master_job(words).notes
