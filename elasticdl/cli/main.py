@@ -48,7 +48,7 @@ def _unknown(command: str) -> Problem:
     from elasticdl.job.invalid import nearest
 
     if command.startswith("-"):
-        return Problem(command, "", "given instead of a command", "Write elasticdl COMMAND first, then its flags.")
+        return Problem(f"elasticdl {command}", "", "begins with a flag", "Write elasticdl COMMAND, then flags.")
     meant = nearest(command, COMMANDS)
     remedy = f"Did you mean elasticdl {meant}?" if meant else "See elasticdl --help."
     return Problem(f"elasticdl {command}", "", "unknown command", remedy)

@@ -77,7 +77,7 @@ def resolve(
         if spec.namespace is None:
             values["namespace"] = namespace()
             if values["namespace"] != NAMESPACE:
-                decisions.append(f"The job goes to namespace {values['namespace']}, as kubectl's current context says.")
+                decisions.append(f"The job goes to namespace {values['namespace']}, which kubectl uses as well.")
         found += _in_a_cluster(spec, values, decisions, warnings)
     if spec.job_name is None:
         model = values.get("model_def", spec.model_def) or "job"

@@ -334,6 +334,7 @@ def test_help_names_every_flag_and_loads_no_docker(capsys: Output) -> None:
     assert all(word in shown for word in ("init", "build", "push"))
     assert main(["zoo", "init", "--help"]) == 0
     shown = capsys.readouterr().out
+    assert "Write a Dockerfile for a folder of models." in shown
     for flag in ("--base_image", "--model_zoo", "--local_pkg_dir", "--extra_pypi_index", "--cluster_spec", "--force"):
         assert flag in shown
     code = (

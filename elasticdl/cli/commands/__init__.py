@@ -37,7 +37,7 @@ class Command:
     def run(self, words: list[str]) -> int:
         """Run it with the rest of the command line; returns the exit code."""
         if not self.module:
-            what = "not part of this release yet"
+            what = "is not part of this release yet"
             raise UsageError([Problem(f"elasticdl {self.name}", "", what, "See elasticdl --help for what is.")])
         module = importlib.import_module(self.module)
         if self.knobs:

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.ps is None and args.workers is None:
-        raise UsageError([Problem("scale", "", "no change given", "Give --ps N, --workers N or both.")])
+        raise UsageError([Problem("elasticdl scale", "", "no change given", "Give --ps N, --workers N or both.")])
     wrong = [(flag, n) for flag, n in (("--ps", args.ps), ("--workers", args.workers)) if n is not None and n < 1]
     if wrong:
         raise UsageError([Problem(flag, str(n), "a job needs at least one", "Give 1 or more.") for flag, n in wrong])
