@@ -82,8 +82,8 @@ class JoinedJob:
         evaluate: Callable[[npt.NDArray[np.int64]], Mapping[str, float]] | None = None,
         validation_records: int | None = None,
         export: Callable[[Path], None] | None = None,
-        committed: Callable[[int, float], None] = lambda step, loss: None,
-        evaluated: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None,
+        committed: Callable[[int, float], None] | None = None,
+        evaluated: Callable[[int, Mapping[str, float]], None] | None = None,
         restore: str | Path | None = None,
         bucket_floats: int = BUCKET_FLOATS,
     ) -> Elastic:
@@ -114,7 +114,7 @@ class JoinedJob:
             held = {n: t for n, t in trained.state().items() if n.startswith("model/")}
             state_files.write(directory, state_files.snapshot(held), elastic.committed_steps, 0)
 
-        hooks = Hooks(committed, export or export_weights, evaluation, evaluated)
+        hooks = Hooks(committed or Hooks.committed, export or export_weights, evaluation, evaluated or Hooks.evaluated)
         control = self._control(trained.device, restore)
         terms = replace(loop_terms(self.spec, plan), bucket_floats=bucket_floats)
         elastic = OwnLoop(trained, terms, control, self._numbers(plan.records), hooks)

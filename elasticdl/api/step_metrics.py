@@ -66,7 +66,7 @@ class StepMetrics:
 
     def _not_finite(self, step: int, loss: float) -> None:
         """All workers have the same sum, and so decide alike."""
-        what = "loss" if not math.isfinite(loss) else "gradient, or value that the model keeps,"
+        what = "loss" if not math.isfinite(loss) else "gradients or buffers"
         if not self._skip:
             self._unfit(f"non-finite {what} in step {step}; --nonfinite_gradients=skip would skip such steps")
         log.warning("Skipped step %d: non-finite %s", step, what)

@@ -168,6 +168,33 @@ def test_a_step_with_non_finite_gradients_fails_or_is_skipped(policy: str) -> No
     assert torch.equal(model.weight, before)
 
 
+def test_a_skipped_step_of_a_finite_loss_names_what_is_not_finite(caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.Linear(1, 1)
+    elastic = loop(model, num_epochs=1, nonfinite_gradients="skip")
+    for part in elastic.parts():
+        loss = torch.sqrt(0.0 * model.weight).sum()
+        loss.backward()
+        elastic.step(loss)
+        assert len(part) and loss == 0.0
+    skipped = [text for text in caplog.messages if text.startswith("Skipped")]
+    assert skipped == [f"Skipped step {step}: non-finite gradients or buffers" for step in range(3)]
+
+
+def test_a_callback_may_be_none() -> None:
+    model = torch.nn.Linear(1, 1)
+    job = elasticdl.join(num_epochs=1, minibatch_size=8, virtual_workers=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    elastic = job.elastic(
+        model, optimizer, records=32, committed=None, evaluated=None, evaluate=lambda records: {"size": len(records)},
+        validation_records=8,
+    )  # fmt: skip
+    for part in elastic.parts():
+        loss = model(torch.ones(len(part), 1)).mean()
+        loss.backward()
+        elastic.step(loss)
+    assert elastic.committed_steps > 0
+
+
 def test_evaluation_is_the_mean_over_all_validation_records_at_the_steps_asked_for() -> None:
     model = torch.nn.Linear(1, 1)
     job = elasticdl.join(minibatch_size=8, virtual_workers=4, evaluation_steps=2)
