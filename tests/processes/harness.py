@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import signal
 import struct
 import subprocess
@@ -30,6 +31,7 @@ from elasticdl.wire.control_service import ControlStub
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_SECONDS = 270.0  # below the limit of a test, so that the story of a job that hangs is told
+OURS = re.compile("elasticdl/(worker|strategies)")  # frames of these are not in a user's traceback
 
 
 def write_ids(directory: Path, records: int, files: int = 2) -> Path:

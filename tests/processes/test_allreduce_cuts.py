@@ -76,11 +76,11 @@ def test_a_worker_that_the_master_cannot_reach_trains_on_until_a_world_without_i
     proxy.refuse()
     away = job.wait_until(lambda s: any(r.name == CUT and r.state == "lost touch" for r in s.replicas))
     later = job.wait_until(lambda s: s.version > away.version + 2)
-    assert later.generation == first.generation and set(later.world) == set(first.world), "nobody was lost"
+    assert later.generation == first.generation and set(later.world) == set(first.world), "no worker was lost"
     victim = next(n for n in first.world if n != CUT)
     assert job.kill(victim, KILL)
     without = job.wait_until(lambda s: s.generation > first.generation and s.version > later.version)
-    assert CUT not in without.world, "it was not told, so nobody can count on it"
+    assert CUT not in without.world, "it did not receive the proposal, so the others cannot rely on it"
     proxy.heal()
     job.wait_until(lambda s: CUT in s.world and s.version > without.version)
     status = check(job, SHORT, data)
@@ -97,13 +97,15 @@ def test_a_worker_whose_words_are_lost_on_the_way_is_replaced(tmp_path: Path, da
     proxy.heal()
     status = check(job, THREE, data)
     # Hung, unless the stream was given up first, in which nothing came through.
-    told = (f"{CUT} is hung: silent for", f"{CUT} is gone: silent for")
+    told = (f"{CUT} is hung: silent for", f"replaces {CUT}, silent for")
     assert any(words in text for text in allreduce.decisions(status) for words in told), allreduce.decisions(status)
     assert int(status.get("repeated_batches", 0)) == 0
 
 
-def test_who_alone_holds_the_state_and_is_out_of_touch_is_waited_for(tmp_path: Path, data: Path, proxy: Proxy) -> None:
-    """Somebody else is ready, and there is nothing to go on from: it does not begin anew."""
+def test_the_only_worker_with_the_state_is_waited_for_when_it_is_cut_off(
+    tmp_path: Path, data: Path, proxy: Proxy
+) -> None:
+    """Another worker is ready but has no state and no checkpoint: it must not begin from nothing."""
     job = start(tmp_path, PLAIN, data, proxy, *PATIENT)
     first = job.wait_until(lambda s: allreduce.together(s, 2) and s.version >= 3)
     proxy.refuse()
@@ -119,10 +121,10 @@ def test_who_alone_holds_the_state_and_is_out_of_touch_is_waited_for(tmp_path: P
     assert allreduce.story_of(job, CUT).count(" starts at ") == 1, "it was started again"
 
 
-def test_who_is_out_of_touch_for_too_long_stops_before_the_others_go_on_without_it(
+def test_a_worker_cut_off_for_too_long_stops_before_the_others_continue_without_it(
     tmp_path: Path, data: Path, proxy: Proxy
 ) -> None:
-    """Nobody of the world is left that could say that it commits nothing any more: the grace has to run out."""
+    """No member is left that could report that the world commits nothing more: the grace period has to end."""
     flags = ("--master_grace_seconds=5", "--reconnect_seconds=120")
     job = start(tmp_path, PLAIN, data, proxy, *flags, checkpoint_seconds=1)
     first = job.wait_until(lambda s: allreduce.together(s, 2) and s.version >= 3 and bool(s.checkpoint))
@@ -146,7 +148,7 @@ def test_a_whole_world_that_is_cut_off_in_silence_stops_before_another_begins(
     """Nothing is refused or reset: each side finds out by itself, and the master may well be the first."""
     env = {"CUT_MASTERS": json.dumps({name: proxy.address for name, proxy in proxies.items()})}
     flags = (EVERY_STEP, "--num_standby=1", "--master_grace_seconds=5", "--reconnect_seconds=120")
-    # Steps so long that nobody counts as hung before its stream does as broken.
+    # Steps so long that no worker counts as hung before its stream counts as broken.
     job = allreduce.start(tmp_path, "cut", PLAIN, data, *flags, part_seconds=0.4, checkpoint_seconds=1, **env)
     first = job.wait_until(
         lambda s: bool(s.checkpoint) and "standby" in {r.state for r in s.replicas} and len(s.world) == 2
@@ -165,8 +167,8 @@ def test_a_whole_world_that_is_cut_off_in_silence_stops_before_another_begins(
     assert all("the master was away for 5 s" in allreduce.story_of(job, name) for name in first.world)
 
 
-def test_a_master_that_stands_still_for_a_while_takes_nobody_for_hung(tmp_path: Path, data: Path) -> None:
-    """Everybody is silent for longer than a hung worker may be, and nobody is hung."""
+def test_a_master_that_stands_still_for_a_while_takes_no_worker_for_hung(tmp_path: Path, data: Path) -> None:
+    """All workers are silent for longer than a hung worker may be, and none is hung."""
     job = allreduce.start(tmp_path, "still", PLAIN, data, EVERY_STEP, part_seconds=0.06)
     first = job.wait_until(lambda s: allreduce.together(s, 2) and s.version >= 8)
     master = job.replicas()["elasticdl-still-master"]
@@ -227,12 +229,12 @@ def test_a_network_that_falls_silent_while_the_state_is_copied_breaks_the_world_
     job.wait_until(lambda s: hits.exists() and comer in s.world)
     rule("add", "pref", "50", "to", "127.0.1.0/24", "blackhole")  # before it can say that it has the state
     job.replicas()[comer].send_signal(CONT)
-    words = "everybody waits for the state to be copied, of which nothing came for 3"
+    words = "no part of the state was copied for 3"
     broken = job.wait_until(lambda s: any(words in d.text for d in s.decisions))
     rule("del", "pref", "50")
     job.wait_until(lambda s: s.version > broken.version)
     status = check(job, PLAIN, data)
-    # Groups that are built until then fail at once, and somebody has to go; but nobody is hung, and the state is kept.
+    # Groups built until then fail at once, and a worker has to end; but none is hung, and the state is kept.
     assert not [text for text in allreduce.decisions(status) if "is hung" in text]
     assert set(first.world) & set(status["world"]) and int(status.get("repeated_batches", 0)) == 0
 

@@ -1,4 +1,4 @@
-"""Workers that hang: the others go on without them, somebody takes their place, and nothing they still do counts."""
+"""Workers that hang: the others continue without them, new workers replace them, and nothing they still do counts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def hung_for(told: str, worker: str) -> float:
 
 
 def ends_by_itself(worker: psutil.Process) -> bool:
-    """Whether a process comes to its end in time, also when nobody takes note of that."""
+    """Whether a process ends in time, also when its parent does not wait for it."""
     fd = os.pidfd_open(worker.pid)
     try:
         return bool(select.select([fd], [], [], EXIT_SECONDS)[0])
@@ -130,14 +130,14 @@ def test_a_worker_that_is_stopped_is_replaced_and_says_where_it_stood(tmp_path: 
     status = allreduce.check(job, PLAIN, alone)
     assert any("is hung" in text and stopped in text for text in allreduce.decisions(status))
     stacks = allreduce.story_of(job, stopped)
-    assert "Thread 0x" in stacks and "replicated.py" in stacks, "no stacks in its log"
+    assert "Thread 0x" in stacks and "allreduce/training.py" in stacks, "no stacks in its log"
 
 
 @pytest.mark.parametrize("where", ["anywhere", "inside the exchange"])
 def test_a_worker_that_goes_on_ten_steps_after_it_was_given_up_is_fenced_off_and_exits(
     where: str, tmp_path: Path, data: Path, alone
 ) -> None:
-    """The launcher, which would have killed it by then, stands still meanwhile: nobody but itself can end it."""
+    """The launcher, which would have killed it by then, is stopped meanwhile: only the worker itself can end it."""
     hits = tmp_path / "faults"
     hits.touch()
     stopped = "elasticdl-fence-worker-0"

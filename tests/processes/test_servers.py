@@ -24,7 +24,7 @@ def ps(job: str, index: int) -> str:
 
 
 def training_again(job: RunningJob, timeline: int) -> pb.Status:
-    """Everybody stands on this timeline and moves."""
+    """The first status with progress on this timeline, or of a later one."""
     began = job.wait_until(lambda s: s.timeline >= timeline and s.phase == "training")
     return job.wait_until(lambda s: s.records_done > began.records_done or s.timeline > timeline)
 
@@ -89,7 +89,9 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_is_used(tmp_path:
     status = check_witness(job, tmp_path / "damage-model", RECORDS, EPOCHS, 2)
     assert int(status["timeline"]) == 3, "one for the server, one for the checkpoint"
     told = log_of(job, "damage")
-    assert f": {part}: this part of the checkpoint is damaged: its checksum is wrong" in told
+    damaged = f"version {newest.name[8:]} ({newest})"
+    what = "this part of the checkpoint is damaged: its checksum is wrong"
+    assert f"Cannot read the checkpoint of {damaged}: {part}: {what}" in told
     assert f"Rolling back from version {newest.name[8:]} to version {before.name[8:]} ({before})" in told
     for directory in newest_first(home):
         if directory != newest:
