@@ -29,7 +29,7 @@ def test_an_exporter_stopped_at_any_point_and_continued_at_any_other_does_no_har
 
 
 @pytest.mark.parametrize("library", ["the system's word", "torch's own"])
-def test_who_is_too_late_is_told_so_and_changes_nothing(library: str, tmp_path: Path) -> None:
+def test_a_late_exporter_fails_and_changes_nothing(library: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="another process has started"), published(tmp_path, "last") as late:
         (late / "last").write_text("late")
         with published(tmp_path, "last") as folder:
@@ -52,14 +52,14 @@ def write(directory: Path, text: str, turn: Turn) -> None:
         (folder / "last").write_text(text)
 
 
-def test_who_was_asked_before_gives_way_though_it_begins_when_all_is_done(tmp_path: Path) -> None:
+def test_an_earlier_request_gives_way_even_if_it_starts_after_the_later_one_ended(tmp_path: Path) -> None:
     write(tmp_path, "asked later", Turn(7, 2))
     with pytest.raises(DataError, match="another process has started"):
         write(tmp_path, "asked before", Turn(7, 1))
     assert (tmp_path / "last").read_text() == "asked later"
 
 
-def test_who_was_asked_before_gives_way_though_it_begins_in_the_middle(tmp_path: Path) -> None:
+def test_an_earlier_request_gives_way_even_if_it_starts_during_the_later_one(tmp_path: Path) -> None:
     with published(tmp_path, "last", Turn(7, 2)) as folder:
         (folder / "last").write_text("asked later")
         with pytest.raises(DataError, match="another process has started"):

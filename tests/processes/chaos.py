@@ -80,8 +80,8 @@ class Setting:
         for place in (2 * seed, 2 * seed + 1):
             name = names[place % len(names)]
             role, most = PASSES[name]
-            who = role if role == "*" else f"elasticdl-chaos-{seed}-{role}"
-            points.append(f"{name}@{who}:{random.randint(1, most)}")
+            target = role if role == "*" else f"elasticdl-chaos-{seed}-{role}"
+            points.append(f"{name}@{target}:{random.randint(1, most)}")
         if any("between_pushes" in p or "confirm" in p for p in points):
             servers = max(servers, 2)
         evaluates = random.random() < 0.5

@@ -19,7 +19,7 @@ _LINE = re.compile(r"^\[(?P<at>[^\]]+)\] .*\] (World (?P<world>\d+): rank|Loss =
 
 
 class Proxy:
-    """Passes on what comes, until it is told to keep it, or to let nobody through."""
+    """Forwards what it receives, until `freeze` keeps it or `refuse` closes all connections."""
 
     def __init__(self, target: Callable[[], str]) -> None:
         self._target = target
@@ -32,11 +32,11 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def freeze(self) -> None:
-        """As if every packet was lost: no end hears that anything is wrong."""
+        """As if every packet was lost: neither end notices."""
         self._flows.clear()
 
     def refuse(self) -> None:
-        """Both ends hear at once that there is no way through, and so does whoever tries again."""
+        """Both ends notice the closed connection at once, and new connections are refused."""
         with self._lock:
             self._refuses = True
             for end in self._open:

@@ -56,7 +56,7 @@ def kill_run(tmp: Path, seed: int, worker_kills: int, master_kills: int) -> Repo
 
 
 def schedule(random: Random, worker_kills: int, master_kills: int) -> list[tuple[str, int]]:
-    """Who is killed after how many records: at random, one in each of equal parts of the job's first 60 %."""
+    """Replicas to kill, and after how many records: one at random in each of equal parts of the job's first 60 %."""
     roles = ["worker"] * worker_kills + ["master"] * master_kills
     random.shuffle(roles)
     part = 0.6 * RECORDS * EPOCHS / len(roles)

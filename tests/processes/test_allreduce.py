@@ -37,7 +37,7 @@ def test_a_kill_a_leave_and_more_workers_change_nothing(tmp_path: Path, data: Pa
 
 
 @pytest.mark.long
-def test_everybody_is_killed_and_the_master_too(tmp_path: Path, data: Path) -> None:
+def test_all_workers_are_killed_and_the_master_too(tmp_path: Path, data: Path) -> None:
     """The job goes on from the newest checkpoint, and repeats only what came after it."""
     expected = allreduce.alone(PLAIN, data)
     job = allreduce.start(tmp_path, "all", PLAIN, data, part_seconds=0.03, checkpoint_seconds=2)

@@ -30,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_undisturbed_workers_train_what_one_process_alone_does(tmp_path: Path, data: Path) -> None:
     job = allreduce.start(tmp_path, "calm", DIGITS, data)
     status = allreduce.check(job, DIGITS, allreduce.alone(DIGITS, data))
-    assert int(status["generation"]) <= 2, "somebody disturbed them"  # 2: one came after the other
+    assert int(status["generation"]) <= 2, "a worker was disturbed"  # 2: one came after the other
     exported = json.loads((tmp_path / "calm-model" / "model.json").read_text())
     assert exported["framework"] == f"keras-{BACKEND}"
 

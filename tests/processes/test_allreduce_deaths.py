@@ -36,7 +36,7 @@ def start(
 
 
 def visible(directory: Path) -> list[int]:
-    """The steps of the checkpoints that somebody may go on from; each of them is whole, as long as it is there."""
+    """The steps of the checkpoints that a job may continue from; each of them is complete."""
     found: list[int] = []
     for _ in range(5):  # all that were listed may be gone before they are read, where there are newer ones
         for path in directory.glob("version-*"):
@@ -57,8 +57,8 @@ def visible(directory: Path) -> list[int]:
 @pytest.mark.parametrize(
     "fault", ["worker.writing@*:30", "worker.state_written@*:2", f"master.before_publishing@{MASTER}:2"]
 )
-def test_who_dies_over_a_checkpoint_leaves_the_one_before_it(fault: str, tmp_path: Path, data: Path) -> None:
-    """With everybody killed at once afterwards, that is all there is to go on from."""
+def test_a_death_during_a_checkpoint_leaves_the_one_before_it(fault: str, tmp_path: Path, data: Path) -> None:
+    """All workers are killed at once afterwards, so the job can only continue from that one."""
     job, hits = start(tmp_path, TWO, data, fault, checkpoint_seconds=1.0)
     checkpoints = tmp_path / "deaths-checkpoints"
     seen = job.wait_until(lambda s: hits.read_text().split() == [fault])
@@ -78,10 +78,10 @@ def test_who_dies_over_a_checkpoint_leaves_the_one_before_it(fault: str, tmp_pat
 @pytest.mark.parametrize(
     ("fault", "rank"),
     [
-        ("worker.confirming@*:2", 0),  # of those who go on, the first to leave the world that broke
+        ("worker.confirming@*:2", 0),  # of the survivors, the first to leave the world that broke
         ("worker.building@*:2", 0),
-        ("worker.copying@*:3", 2),  # who sends the state to whom takes the dead one's place: the first in rank
-        ("worker.copying@elasticdl-deaths-worker-3:1", 0),  # who takes it
+        ("worker.copying@*:3", 2),  # the sender of the state to the new worker: the first in rank
+        ("worker.copying@elasticdl-deaths-worker-3:1", 0),  # its receiver
         ("worker.in_exchange@elasticdl-deaths-worker-3:1", 0),
     ],
 )
@@ -94,15 +94,15 @@ def test_a_second_death_while_the_world_is_rebuilt_changes_nothing(
     job.wait_until(lambda s: hits.read_text().split() == [fault])
     job.wait_until(lambda s: s.version > first.version + 3)
     status = allreduce.check(job, THREE, allreduce.alone(THREE, data))
-    # On a busy machine workers come one by one, and the fault may hit the first while nobody else has the state.
+    # On a busy machine workers come one by one, and the fault may hit the first while no other worker has the state.
     begun = re.findall(r"Generation \d+: (\d+) workers? trains? from step (\d+)", allreduce.story_of(job, MASTER))
     lone = [members == "1" for (members, _), (_, step) in pairwise(begun) if step == "0"]
-    assert all(lone), "somebody else had the state"
-    assert lone or int(status.get("repeated_batches", 0)) == 0, "somebody was left all the time"
+    assert all(lone), "another worker had the state"
+    assert lone or int(status.get("repeated_batches", 0)) == 0, "a worker with the state was left all the time"
     assert int(status["losses"]) >= 2
 
 
-def test_rank_0_is_killed_twice_in_a_row_and_then_once_more_before_anybody_came(tmp_path: Path, data: Path) -> None:
+def test_rank_0_is_killed_twice_in_a_row_and_once_more_before_a_new_worker_came(tmp_path: Path, data: Path) -> None:
     """Down to one worker, and back."""
     job, _ = start(tmp_path, THREE, data, "")
     status = job.wait_until(lambda s: allreduce.together(s, 3) and s.version >= 3)

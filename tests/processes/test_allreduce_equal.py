@@ -68,7 +68,7 @@ def strike(job: RunningJob, status: pb.Status, draw: random.Random, happened: li
     """Kill some, have one leave, or ask for another number of workers; the first status in which that took effect, a
     step later. What happened is added to what did before."""
     members, event = sorted(status.world), draw.choice(["kill", "kill", "two", "leave", "scale"])
-    if event == "scale" or len(members) == 1:  # never everybody at once: that takes long
+    if event == "scale" or len(members) == 1:  # never all at once: that takes long
         size = draw.choice([n for n in range(1, 6) if n != len(members)])
         allreduce.scale(job, size)
         if size > len(members):
@@ -86,5 +86,5 @@ def strike(job: RunningJob, status: pb.Status, draw: random.Random, happened: li
 
 
 def training(status: pb.Status) -> set[str]:
-    """Who is in the world, and not only about to be."""
+    """The present members of the world, without those that are about to enter."""
     return {r.name for r in status.replicas if re.fullmatch(r"rank \d+ of \d+", r.state)}

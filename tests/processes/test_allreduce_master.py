@@ -61,11 +61,11 @@ def test_while_the_master_is_away_steps_go_on(tmp_path: Path, data: Path) -> Non
     after = job.wait_until(lambda s: s.master_starts == 2 and s.version > found[-1].step)
     assert after.generation == before.generation and allreduce.worker_pids(job) == pids
     status = allreduce.check(job, PLAIN, expected)
-    assert int(status["generation"]) == int(before.generation), "nobody left, so no world changed"
+    assert int(status["generation"]) == int(before.generation), "no worker left, so no world changed"
     assert int(status.get("repeated_batches", 0)) == 0
 
 
-def test_who_dies_while_the_master_is_away_is_replaced_once_it_is_back(tmp_path: Path, data: Path) -> None:
+def test_a_worker_that_dies_while_the_master_is_away_is_replaced_once_it_is_back(tmp_path: Path, data: Path) -> None:
     expected = allreduce.alone(PLAIN, data)
     job = start(tmp_path, "wait", data)
     before = job.wait_until(lambda s: allreduce.together(s, 2) and s.version >= 3)
@@ -78,7 +78,7 @@ def test_who_dies_while_the_master_is_away_is_replaced_once_it_is_back(tmp_path:
     last = commits(job)[-1]
     with pytest.raises(subprocess.TimeoutExpired):
         job.process.wait(STANDSTILL_SECONDS)
-    assert since(job, last.at) == [], "nobody can say who trains on"
+    assert since(job, last.at) == [], "no process can tell which workers train on"
     back = time.time()
     job.process.send_signal(CONT)
     job.wait_until(lambda s: allreduce.together(s, 2) and s.version > last.step)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 PLAIN = Description()
 
 
-def test_below_the_minimum_nobody_trains_until_another_worker_comes(tmp_path: Path, data: Path) -> None:
+def test_below_the_minimum_no_worker_trains_until_another_worker_comes(tmp_path: Path, data: Path) -> None:
     expected = allreduce.alone(PLAIN, data)
     job = allreduce.start(tmp_path, "least", PLAIN, data, "--min_workers=2", "--log_loss_steps=1", part_seconds=0.1)
     first = job.wait_until(lambda s: allreduce.together(s, 2) and s.version >= 3)
@@ -33,7 +33,7 @@ def test_below_the_minimum_nobody_trains_until_another_worker_comes(tmp_path: Pa
         return allreduce.together(s, 2)
 
     back = job.wait_until(back_again)
-    assert len(versions) > 1 and versions[-2] <= below.version + 1, "nobody trains; one step may have been under way"
+    assert len(versions) > 1 and versions[-2] <= below.version + 1, "no worker trains; one step may have been under way"
     job.wait_until(lambda s: s.version >= back.version + 2)
     status = allreduce.check(job, PLAIN, expected)
     after = {c.step for c in commits(job) if c.at > killed_at and c.generation == first.generation}

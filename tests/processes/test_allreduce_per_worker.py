@@ -40,7 +40,7 @@ def described(model: str = "pebble", epochs: int = 4, **more: Any) -> Descriptio
 
 
 def sizes(job: RunningJob) -> list[tuple[int, int]]:
-    """From which step on how many workers trained, as their logs tell; what was lost with everybody is left out."""
+    """From which step on how many workers trained, by their logs, without steps that were lost with all workers."""
     text = "".join(path.read_text() for path in job.paths.logs.glob("*-worker-*.log"))
     worlds = sorted({(int(g), int(size), int(step)) for g, size, step in WORLD.findall(text)})
     found: list[tuple[int, int]] = []
@@ -144,7 +144,7 @@ def test_a_keras_model_is_trained_by_as_many_as_there_are(rule: str, tmp_path: P
     assert {size for _, size in sizes(job)} >= {2, 3, 4}
 
 
-def test_everybody_is_killed_and_the_master_too(tmp_path: Path, data: Path) -> None:
+def test_all_workers_are_killed_and_the_master_too(tmp_path: Path, data: Path) -> None:
     """The checkpoint says where in the data it stands: the job goes on there, with other steps than before."""
     description = described(epochs=8)
     job = start(tmp_path, "all", description, data, part_seconds=0.2, checkpoint_seconds=2)

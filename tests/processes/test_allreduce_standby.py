@@ -61,7 +61,7 @@ def test_a_standby_takes_a_lost_workers_place_at_once_and_another_is_started(tmp
 
 
 @pytest.mark.long
-def test_a_standby_that_dies_disturbs_nobody_and_another_takes_the_place_of_a_worker_that_leaves(
+def test_a_standby_that_dies_disturbs_no_worker_and_another_takes_the_place_of_a_worker_that_leaves(
     tmp_path: Path, data: Path
 ) -> None:
     job = allreduce.start(tmp_path, "warm", PLAIN, data, "--num_standby=1", part_seconds=0.2)

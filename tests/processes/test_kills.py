@@ -14,7 +14,7 @@ pytestmark = pytest.mark.processes
 
 RECORDS, EPOCHS, SERVERS = 960, 2, 2  # whole rounds of two batches
 ROUNDS = "workers of rounds"
-# Who dies where, at which pass. Each entry fires once; later ones hit those that took the place of the first.
+# Each entry names a point, a replica that dies there, and at which pass. It fires once; later ones hit replacements.
 POINTS = {
     "workers": (
         "worker.between_pushes@worker-0:7",
@@ -58,11 +58,11 @@ def test_the_master_is_killed_too_and_every_record_is_trained_exactly_once(tmp_p
     assert report.master_starts == 3
 
 
-@pytest.mark.parametrize("who", [w if w != ROUNDS else pytest.param(w, marks=pytest.mark.long) for w in POINTS])
-def test_replicas_die_at_named_points_and_every_record_is_trained_exactly_once(tmp_path: Path, who: str) -> None:
-    entries = [e if "@*" in e else e.replace("@", "@elasticdl-fault-") for e in POINTS[who]]
+@pytest.mark.parametrize("case", [w if w != ROUNDS else pytest.param(w, marks=pytest.mark.long) for w in POINTS])
+def test_replicas_die_at_named_points_and_every_record_is_trained_exactly_once(tmp_path: Path, case: str) -> None:
+    entries = [e if "@*" in e else e.replace("@", "@elasticdl-fault-") for e in POINTS[case]]
     log = tmp_path / "faults"
-    averaged = 2 if who == ROUNDS else 1
+    averaged = 2 if case == ROUNDS else 1
     job = start_witness(
         tmp_path, "fault", f"--validation_data={tmp_path / f'ids-{RECORDS}'}", "--evaluation_steps=100",
         "--checkpoint_steps=40", f"--grads_to_wait={averaged}", records=RECORDS, epochs=EPOCHS, servers=SERVERS,
