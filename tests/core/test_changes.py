@@ -59,7 +59,7 @@ def test_a_join_is_told_with_the_copy_and_the_step_that_was_finished_first() -> 
     formed(play, after=0.75, copy=0.5, left=0.5)
     (text,) = shown(play, play.hear(e.StepsCommitted(W[0], 2, 6, 0.5, first_step_seconds=0.125)))
     assert text == (
-        f"Generation 2: with {W[1]} (joining: {W[1]}): detect 0 ms, abort 500 ms, agree 0 ms, rebuild 250 ms, "
+        f"Generation 2: with {W[1]} ({W[1]} is joining): detect 0 ms, abort 500 ms, agree 0 ms, rebuild 250 ms, "
         "copy 500 ms, first step 125 ms; 1375 ms in total"
     )
     (first, second) = play.job.changes.done

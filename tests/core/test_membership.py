@@ -66,7 +66,7 @@ def test_a_newcomer_joins_at_the_end_of_a_step_and_copies_the_state() -> None:
     play.wait(LAST_CALL_SECONDS)
     play.confirm(a=NOTHING, b=NOTHING)
     play.form()
-    assert play.join("c") == [c.ProposeWorld(2, ("a", "b", "c"), ("a", "b", "c"), False, "joining: c")]
+    assert play.join("c") == [c.ProposeWorld(2, ("a", "b", "c"), ("a", "b", "c"), False, "c is joining")]
     started = start(play.confirm(c=NOTHING, a=(1, 7), b=(1, 7)))
     assert started.state == (1, 7) and started.copies == {"c": "a"}
 
@@ -85,7 +85,7 @@ def test_copies_are_shared_among_those_that_hold_the_state() -> None:
 def test_a_worker_that_gets_sigterm_leaves_at_the_end_of_a_step() -> None:
     play = Play()
     play.trains("a", "b")
-    assert play.m.leave("a", play.now) == [c.ProposeWorld(2, ("b",), ("b", "a"), False, "leaving: a")]
+    assert play.m.leave("a", play.now) == [c.ProposeWorld(2, ("b",), ("b", "a"), False, "a is leaving")]
     assert start(play.confirm(b=(1, 6))).copies == {}
 
 
@@ -140,7 +140,7 @@ def test_more_are_taken_in_and_sent_away_as_the_number_that_is_wanted_changes() 
     assert proposal(play.m.scaled(3, play.now)).members == ("a", "b", "c")
     play.confirm(a=(1, 6), b=NOTHING, c=NOTHING)
     play.form()
-    assert play.m.scaled(2, play.now) == [c.ProposeWorld(3, ("a", "b"), ("a", "b", "c"), False, "leaving: c")]
+    assert play.m.scaled(2, play.now) == [c.ProposeWorld(3, ("a", "b"), ("a", "b", "c"), False, "c is leaving")]
 
 
 # Losses.

@@ -36,7 +36,7 @@ def test_a_worker_that_is_out_of_touch_while_a_world_is_proposed_is_left_out_and
     play = Play()
     play.trains("a", "b")
     play.broken("a")
-    assert play.drop("b") == [c.ProposeWorld(3, ("a",), ("a", "b"), True, "disconnected: b")]
+    assert play.drop("b") == [c.ProposeWorld(3, ("a",), ("a", "b"), True, "b is disconnected")]
     play.confirm(a=(1, 5))
     play.join("b")
     assert proposal(play.form()).members == ("a", "b")

@@ -101,9 +101,13 @@ def _propose(scene: Scene, urgent: bool, reason: str) -> Proposal:
     return Proposal(scene.desired, urgent, reason)
 
 
+def _are(names: Sequence[str], what: str) -> str:
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {what}"
+
+
 def _missing(scene: Scene) -> str:
-    lost = scene.lost or ", ".join(scene.gone)
-    return f"{lost} is gone" if lost else f"disconnected: {', '.join(scene.silent)}"
+    lost = (scene.lost,) if scene.lost else scene.gone
+    return _are(lost, "gone") if lost else _are(scene.silent, "disconnected")
 
 
 def _ready(count: int) -> str:
@@ -155,12 +159,12 @@ RUNNING = (
     Rule(
         "a member leaves; a world that is not formed has no end of a step to wait for",
         lambda s: bool(s.leavers),
-        lambda s: _propose(s, not s.training, f"leaving: {', '.join(s.leavers)}"),
+        lambda s: _propose(s, not s.training, _are(s.leavers, "leaving")),
     ),
     Rule(
         "a worker can join",
         lambda s: bool(s.comers) and not s.silent and s.training,
-        lambda s: _propose(s, False, f"joining: {', '.join(s.comers)}"),
+        lambda s: _propose(s, False, _are(s.comers, "joining")),
     ),
 )
 TABLES = {Phase.NONE: NOBODY_TRAINS, Phase.PROPOSED: PROPOSED, Phase.RUNNING: RUNNING}
