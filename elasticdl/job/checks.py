@@ -20,7 +20,8 @@ def findings(spec: JobSpec) -> Iterator[Finding]:
 
 
 def _model_and_data(spec: JobSpec) -> Iterator[Finding]:
-    if strategy_of(spec).needs_model(spec) and spec.master_addr is None:  # else the master knows
+    asks = spec.master_addr is not None and not spec.workers_by_hand  # a worker started by hand asks its master
+    if strategy_of(spec).needs_model(spec) and not asks:
         if spec.model_def is None and spec.model_file is None:
             what, remedy = "needed: it names the model", "Give folder.file.symbol below --model_zoo."
             yield about(spec, "model_def", "model_file", "job_command", what=what, remedy=remedy)

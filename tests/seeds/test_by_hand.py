@@ -153,6 +153,7 @@ MODEL = "--model_file=examples/witness.py"
         ),
         (by_hand.master, [MODEL, "--encrypt_data_plane", "--training_data=x"], "started by hand have no key"),
         (by_hand.master, ["--job_nam=test"], "Did you mean --job_name?"),
+        (by_hand.master, ["--master_addr=localhost:50001"], "--model_def: needed: it names the model"),
     ],
 )
 def test_what_is_missing_or_wrong_is_said_with_its_remedy(
