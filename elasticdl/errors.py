@@ -134,7 +134,7 @@ class Unreachable(WireError):
 
 
 class CalledOff(WireError):
-    """A collective was given up because the world changes."""
+    """A collective ended early because the world changes."""
 
 
 class GroupBroken(WireError):

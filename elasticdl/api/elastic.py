@@ -289,7 +289,7 @@ class Elastic:
         held, plan = dict(state), self._terms.plan
         position = held.pop(POSITION, None)
         if (position is None) == bool(plan.share):
-            what = f"it is of a job with --batch_policy={'fixed' if plan.share else 'per_worker'}"
+            what = f"it was saved with --batch_policy={'fixed' if plan.share else 'per_worker'}"
             raise DataError("the state", what, "Use the same --batch_policy.")
         if self._terms.audit:
             self._witness.copy_(held.pop(WITNESS, torch.zeros_like(self._witness)))

@@ -21,7 +21,7 @@ from elasticdl.collective.shared import Shared
 
 BUCKET_FLOATS = 1 << 19  # at least: for 2 MB the cost of a message hardly matters
 
-SIGNAL_FLOATS = 1 << 20  # that are filled before the other members are told
+SIGNAL_FLOATS = 1 << 20  # that are filled before the other members get a signal
 
 # A bucket, and the event of a GPU that has filled it; at the end this rank's flag, or None to abandon the sum.
 Given = tuple[slice, Any] | bool | None

@@ -14,7 +14,7 @@ _KEPT_BYTES, _LARGEST_BYTES = 256 << 20, 32 << 20
 
 def keep_freed_memory() -> None:
     """Every batch has messages of megabytes, and clearing a page costs the kernel as much time as filling it. The
-    process keeps at most 256 MB. Only glibc can be told so."""
+    process keeps at most 256 MB. Only glibc has this option."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

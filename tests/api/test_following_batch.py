@@ -89,13 +89,13 @@ def test_a_checkpoint_says_how_many_records_are_trained_and_another_policy_canno
     fixed = loop(
         model, torch.optim.SGD(model.parameters(), lr=0.1), batch_policy="fixed", restore=tmp_path / "following"
     )
-    with pytest.raises(JobFailed, match="it is of a job with --batch_policy=per_worker"):
+    with pytest.raises(JobFailed, match="it was saved with --batch_policy=per_worker"):
         train(fixed, model)
     other = loop(model, torch.optim.SGD(model.parameters(), lr=0.1), batch_policy="fixed")
     train(other, model, stop_at=1)
     other.save(tmp_path / "fixed")
     following = loop(model, torch.optim.SGD(model.parameters(), lr=0.1), restore=tmp_path / "fixed")
-    with pytest.raises(JobFailed, match="it is of a job with --batch_policy=fixed"):
+    with pytest.raises(JobFailed, match="it was saved with --batch_policy=fixed"):
         train(following, model)
 
 
