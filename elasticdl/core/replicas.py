@@ -305,14 +305,7 @@ class Replicas:
         return next(number for number in range(len(taken) + 1) if number not in taken)
 
     def _gone(
-        self,
-        name: str,
-        uid: str,
-        cause: str,
-        reason: str,
-        last_lines: tuple[str, ...],
-        now: float,
-        out: list[c.Command],
+        self, name: str, uid: str, cause: str, reason: str, lines: tuple[str, ...], now: float, out: list[c.Command]
     ) -> None:
         if not self.concerns(name, uid):
             return
@@ -327,7 +320,7 @@ class Replicas:
         elif replaced:
             return
         if not self.finished:
-            self._vacate(r, cause, why, last_lines, now, out)
+            self._vacate(r, cause, why, lines, now, out)
 
     def _vacate(
         self, r: Replica, cause: str, reason: str, last_lines: tuple[str, ...], now: float, out: list[c.Command]

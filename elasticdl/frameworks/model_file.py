@@ -19,6 +19,8 @@ from typing import Any
 from elasticdl.errors import ModelError, Problem, UsageError
 from elasticdl.frameworks.arrays import Arrays
 from elasticdl.frameworks.tracebacks import user_code
+from elasticdl.job.names import PS
+from elasticdl.job.strategy import strategy_of
 
 Parameter = str | int | float | bool
 
@@ -49,7 +51,7 @@ class ModelRequest:
             if isinstance(given, str)
             else {k: _parse_value(v) if isinstance(v, str) else v for k, v in given.items()}
         )
-        if getattr(job, "distribution_strategy", "") in ("AllreduceStrategy", "CustomStrategy"):
+        if hasattr(job, "distribution_strategy") and PS not in strategy_of(job).always:
             values.pop("table_threshold_bytes", None)  # there are no servers
         return cls(**{k: v for k, v in values.items() if v is not None}, params=params)
 

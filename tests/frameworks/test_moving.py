@@ -245,9 +245,10 @@ def test_weights_that_are_used_directly_and_not_seen_before_are_asked_for_with_a
     assert "Set --table_threshold_bytes=0" in str(e.value)
 
 
-@pytest.mark.parametrize("strategy", ["AllreduceStrategy", "ParameterServerStrategy", "Local"])
+@pytest.mark.parametrize("strategy", ["AllreduceStrategy", "CustomStrategy", "ParameterServerStrategy", "Local"])
 def test_layers_move_only_where_there_are_servers(strategy: str) -> None:
     from elasticdl.job.spec import JobSpec
 
     spec = JobSpec(distribution_strategy=strategy, model_def="a.b.c", table_threshold_bytes="3Mi")
-    assert ModelRequest.of(spec).table_threshold_bytes == (0 if strategy == "AllreduceStrategy" else 3 << 20)
+    moves = strategy in ("ParameterServerStrategy", "Local")
+    assert ModelRequest.of(spec).table_threshold_bytes == (3 << 20 if moves else 0)
