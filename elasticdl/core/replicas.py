@@ -104,6 +104,7 @@ class Replicas:
     incidents: dict[str, int] = field(default_factory=dict)  # by kind, as the cluster reports what happened
     lost_servers: list[Lost] = field(default_factory=list)  # not yet dealt with by the machine
     not_to_be_had: list[Lost] = field(default_factory=list)  # the same of those that were on trial
+    fatal: Lost | None = None  # the one that failed too often, which ends the job
     finished: bool = False  # the job is over: no replica is replaced
 
     @classmethod
@@ -351,8 +352,8 @@ class Replicas:
                 self.not_to_be_had.append(replace(lost, failures=slot.crashes))
                 return
             if slot.crashes > allowed:
-                self.finished = True
-                out.append(c.FinishJob(Outcome.FAILED, f"{replace(lost, failures=slot.crashes)}\n{tail}".rstrip()))
+                self.finished, self.fatal = True, replace(lost, failures=slot.crashes)
+                out.append(c.FinishJob(Outcome.FAILED, f"{self.fatal}\n{tail}".rstrip()))
                 return
             wait = BACKOFF_SECONDS[min(slot.crashes, len(BACKOFF_SECONDS)) - 1]
             slot.due = now + wait

@@ -386,5 +386,4 @@ def _short(result: Result) -> Result:
         if len(json.dumps({**result, "status": status})) <= RESULT_BYTES:
             break
         status[name] = status.get(name, [])[-kept:] if kept else []
-    reason = str(result["reason"])
-    return {**result, "status": status, "reason": reason if len(reason) < RESULT_BYTES else reason[-RESULT_BYTES:]}
+    return {**result, "status": status, "reason": str(result["reason"])[-RESULT_BYTES:]}

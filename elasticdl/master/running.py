@@ -80,7 +80,9 @@ async def run(
         await master.end()
         await asyncio.to_thread(actions.folder.sweep)
         shown = MessageToDict(master.status(), preserving_proto_field_name=True)
-        return {"outcome": machine.outcome, "reason": machine.reason, "status": shown}
+        fatal = machine.replicas.fatal
+        lost = {} if fatal is None else {"lost": {"name": fatal.name, "reason": fatal.reason}}
+        return {"outcome": machine.outcome, "reason": machine.reason, "status": shown, **lost}
     finally:
         await cluster.close()
         await server.stop(0.5)

@@ -68,8 +68,8 @@ def status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     server.server_close()
 
 
-def failed(reason: str, state: Object) -> Object:
-    text = json.dumps({"outcome": "failed", "reason": reason, "exit_code": 1, "status": {}})
+def failed(reason: str, state: Object, **more: object) -> Object:
+    text = json.dumps({"outcome": "failed", "reason": reason, "exit_code": 1, "status": {}, **more})
     return pod(names.MASTER, "Failed", state, meta={"annotations": {names.ANNOTATION_RESULT: text}})
 
 
@@ -84,8 +84,10 @@ def test_a_job_that_ends_while_its_master_is_asked_is_shown_with_its_last_status
 
 @pytest.mark.parametrize("role", ["worker", "ps"])
 def test_the_status_of_a_job_that_failed_of_a_replicas_memory_has_the_remedy(status: Show, role: str) -> None:
-    why = f"elasticdl-mnist-{role}-1 failed 2 times: out of memory: the kernel killed it at its limit of 64Mi"
-    assert status(failed(f"{why}\nlast line", ended(1))).splitlines() == [
+    name, end = f"elasticdl-mnist-{role}-1", "out of memory: the kernel killed it at its limit of 64Mi"
+    why = f"{name} failed 2 times: {end}"
+    over = failed(f"{why}\nlast line", ended(1), lost={"name": name, "reason": end})
+    assert status(over).splitlines() == [
         f"mnist failed: {why}",
         "last line",
         f'  remedy  Give it more memory: --{role}_resource_request="memory=…", '
@@ -103,7 +105,8 @@ def test_the_status_of_a_job_whose_master_ran_out_of_memory_has_the_remedy(statu
 
 
 def test_the_status_of_a_job_that_failed_of_something_else_names_its_log_alone(status: Show) -> None:
-    text = status(failed("elasticdl-mnist-worker-1 failed 2 times: exit code 1\nKeyError: 'x'", ended(1)))
+    why, lost = "elasticdl-mnist-worker-1 failed 2 times: exit code 1", {"name": "elasticdl-mnist-worker-1"}
+    text = status(failed(f"{why}\nKeyError: 'x'", ended(1), lost=lost | {"reason": "exit code 1"}))
     assert text.splitlines() == [
         "mnist failed: elasticdl-mnist-worker-1 failed 2 times: exit code 1",
         "KeyError: 'x'",

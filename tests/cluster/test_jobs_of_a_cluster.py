@@ -147,7 +147,9 @@ def test_a_job_that_failed_of_a_replicas_memory_names_the_flag(role: str) -> Non
     why = "out of memory: the kernel killed it at its limit of 64Mi"
     commands = replicas.handle(ReplicaGone(name, "", OUT_OF_MEMORY, why, ("loading",)), 1.0)
     (failure,) = (command for command in commands if isinstance(command, FinishJob))
-    text = json.dumps({"outcome": "failed", "reason": failure.reason, "exit_code": 1, "status": {}})
+    assert replicas.fatal is not None and failure.reason == f"{name} failed 1 time: {why}\nloading"
+    lost = {"name": replicas.fatal.name, "reason": replicas.fatal.reason}
+    text = json.dumps({"outcome": "failed", "reason": failure.reason, "exit_code": 1, "status": {}, "lost": lost})
     job = one(pod(names.MASTER, "Failed", ended(1), meta={"annotations": {names.ANNOTATION_RESULT: text}}))
     (trouble,) = job.troubles
     assert (trouble.replicas, trouble.what) == ((f"{role}-0",), why)

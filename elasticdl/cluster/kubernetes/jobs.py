@@ -15,7 +15,7 @@ from typing import Any, Literal
 from elasticdl.cluster.kubernetes.api import SHORT_WATCH_SECONDS, ApiRefused, KubernetesApi, Pauses, labelled, named
 from elasticdl.cluster.kubernetes.reading import Object, Pod, exit_of, last_words, phase_of
 from elasticdl.cluster.kubernetes.submission import folder
-from elasticdl.cluster.kubernetes.troubles import Trouble, by_pod, grouped, trouble_in, trouble_of
+from elasticdl.cluster.kubernetes.troubles import Trouble, by_pod, grouped, trouble_of, trouble_of_lost
 from elasticdl.cluster.protocol import NOT_STARTED, OUT_OF_MEMORY, ReplicaPhase
 from elasticdl.errors import Refused, Unreachable, WireError
 from elasticdl.job import names
@@ -114,7 +114,8 @@ class ClusterJob:
         result = self.result
         first = sorted(self.pods, key=lambda pod: _role(pod) != names.MASTER)
         found = [trouble_of(pod, self.name, self._events(pod)) for pod in first if _tells(pod, result)]
-        found.append(trouble_in(str(result.get("reason", "")), self.name) if self.state == "failed" else None)
+        lost = result.get("lost") if self.state == "failed" else None
+        found.append(trouble_of_lost(lost, self.name) if isinstance(lost, dict) else None)
         return grouped(trouble for trouble in found if trouble is not None)
 
     @property

@@ -69,14 +69,11 @@ def trouble_of(pod: Pod, job_name: str, events: Sequence[Object] = ()) -> Troubl
     return Trouble((short,), what, _remedy(what, _waiting(pod), role, short).replace("JOB", job_name))
 
 
-def trouble_in(reason: str, job_name: str) -> Trouble | None:
-    """Why a job failed, if its master reports that a replica failed too often; None if only the log helps. The
+def trouble_of_lost(lost: Mapping[str, object], job_name: str) -> Trouble | None:
+    """The trouble of a replica that failed too often, as the master reports it; None if only the log helps. The
     replica's pod and log are removed with the job."""
-    named = rf"{names.APP}-{re.escape(job_name)}-((\w+)-\d+) failed \d+ times: (.+)"
-    found = re.match(named, reason)
-    if found is None:
-        return None
-    short, role, what = found.groups()
+    short, what = str(lost.get("name")).removeprefix(f"{names.APP}-{job_name}-"), str(lost.get("reason"))
+    role = short.rpartition("-")[0]
     oom = what.startswith(OUT_OF_MEMORY)
     if not oom and not what.startswith((COULD_NOT_START, INIT_FAILED)):
         return None
